@@ -1,0 +1,91 @@
+"""When to save: rules over what is offered, as values that compose with `|`.
+
+A rule is asked by `maybe_save` and `should_save` once per step offered and answers
+from that offer alone. That a step at or below the newest good, committed or queued one
+is never due holds for every rule and is the manager's to see to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ckptmgr.errors import InvalidOption
+from ckptmgr.format.step import parse_step
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rule may look at: the step, and whether no save is queued or being written."""
+
+    step: int
+    idle: bool
+
+
+class Cadence(ABC):
+    """A rule that says when to save; `a | b` saves when either does."""
+
+    @abstractmethod
+    def due(self, offer: Offer) -> bool:
+        """Whether the step on offer is to be saved."""
+
+    def __or__(self, other: Cadence) -> Cadence:
+        """Due when one of the two is."""
+        if not isinstance(other, Cadence):
+            return NotImplemented
+        return AnyOf((self, other))
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(Cadence):
+    """Due when one of `rules` is; what `|` makes."""
+
+    rules: tuple[Cadence, ...]
+
+    def due(self, offer: Offer) -> bool:
+        """Whether one rule says so."""
+        return any(rule.due(offer) for rule in self.rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Every(Cadence):
+    """Each step that is a multiple of `steps`, step 0 included.
+
+    Raises:
+      InvalidOption: `steps` is no positive integer.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        """Refuse what would never, or always, be due."""
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
+            raise InvalidOption(f"Every(steps=...) takes a positive integer, not {self.steps!r}")
+
+    def due(self, offer: Offer) -> bool:
+        """Whether the step is a multiple."""
+        return offer.step % self.steps == 0
+
+
+@dataclass(frozen=True, slots=True)
+class At(Cadence):
+    """Exactly these steps: `At({100, 1000})`."""
+
+    steps: frozenset[int]
+
+    def __init__(self, steps: Iterable[int]) -> None:
+        object.__setattr__(self, "steps", frozenset(parse_step(step) for step in steps))
+
+    def due(self, offer: Offer) -> bool:
+        """Whether the step is one of them."""
+        return offer.step in self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class WhenIdle(Cadence):
+    """Whenever no save is queued or being written: as often as the disk allows."""
+
+    def due(self, offer: Offer) -> bool:
+        """Whether nothing is in flight."""
+        return offer.idle

@@ -1,0 +1,136 @@
+"""Every error that ckptmgr raises on purpose.
+
+All derive from `CheckpointError`. Each carries what it is about (step, leaf path,
+file, process) as attributes and in its text, and its text says what the user can
+do. An error that also fits a builtin (ValueError, TypeError, LookupError,
+TimeoutError) derives from that as well. Foreign errors are translated once, where
+they enter, and stay reachable as `__cause__`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+class CheckpointError(Exception):
+    """Something that ckptmgr was asked to do and could not do.
+
+    Attributes:
+      message: the sentence without its context.
+      step: the training step it is about, if any.
+      leaf: the key path of the leaf it is about, as text, if any.
+      file: the file or directory it is about, if any.
+      process: the index of the process that failed, if it was not this one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int | None = None,
+        leaf: str | None = None,
+        file: object | None = None,
+        process: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.step = step
+        self.leaf = leaf
+        self.file = None if file is None else str(file)
+        self.process = process
+
+    def __str__(self) -> str:
+        """The message, then in brackets what it is about."""
+        about = [
+            f"{name} {value!r}" if isinstance(value, str) else f"{name} {value}"
+            for name, value in (
+                ("step", self.step),
+                ("leaf", self.leaf),
+                ("file", self.file),
+                ("process", self.process),
+            )
+            if value is not None
+        ]
+        return f"{self.message} [{', '.join(about)}]" if about else self.message
+
+
+class InvalidOption(CheckpointError, ValueError):
+    """An argument has a value that it cannot have; the text lists what it can be."""
+
+
+class InvalidStep(CheckpointError, ValueError):
+    """A step is negative or too large."""
+
+
+class NotAStep(CheckpointError, TypeError):
+    """Something that is no integer, a tree for instance, was given as a step."""
+
+
+class UnsupportedLeaf(CheckpointError, TypeError):
+    """A leaf, a container or a dict key that cannot be stored, refused before anything is written."""
+
+
+class TreeMismatch(CheckpointError, ValueError):
+    """The saved tree and the one asked for differ; the text lists every difference."""
+
+
+class StepExists(CheckpointError):
+    """The step is committed or queued already; `overwrite=True` replaces it."""
+
+
+class NoSuchStep(CheckpointError, LookupError):
+    """There is no committed step of that description."""
+
+
+class DamagedStep(CheckpointError):
+    """Bytes on disk are not those that were saved: a file is missing, cut or altered."""
+
+
+class UnsupportedFormat(CheckpointError):
+    """The checkpoint was written in a format that this version does not read."""
+
+
+class StorageError(CheckpointError):
+    """The file system or object store refused or failed; its own error is `__cause__`."""
+
+
+class NoSpace(StorageError):
+    """There is not enough room for the step."""
+
+
+class MissingFile(StorageError):
+    """A file that should be there is not."""
+
+
+class TruncatedFile(StorageError):
+    """A file is not as long as it should be."""
+
+
+class DirectoryLocked(CheckpointError):
+    """Another live manager writes this directory; the text names its host and process."""
+
+
+class ManagerClosed(CheckpointError):
+    """The manager was closed, or lives in another process than this forked child."""
+
+
+class WaitTimeout(CheckpointError, TimeoutError):
+    """A wait ended before what it waited for was done; the work goes on where it can."""
+
+
+class EarlierSaveFailed(CheckpointError):
+    """A save made earlier failed and nobody had looked at its future.
+
+    Attributes:
+      future: the future of the save whose call raised this, queued before it was
+        raised and not lost; None where `wait()` or `close()` raised it.
+    """
+
+    def __init__(
+        self, message: str, *, step: int | None = None, future: Future[object] | None = None
+    ) -> None:
+        super().__init__(message, step=step)
+        self.future = future

@@ -1,0 +1,286 @@
+"""The commit record (`checkpoint.json`) and the manifest (`tree.json`) of format 1.
+
+The record is small: listing steps reads nothing else. It names the digest of the
+manifest, which holds the tree's structure and, for each leaf, where its bytes lie and
+their digests. Both are bounded before they are parsed, parsed into the types below,
+where an unknown field is an error, and checked against themselves before any of
+their numbers is used.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+
+from ckptmgr.errors import DamagedStep, UnsupportedFormat
+from ckptmgr.format import keypath, zarr
+from ckptmgr.format.digest import digest
+from ckptmgr.format.scalar import JSON
+from ckptmgr.format.zarr import Shape
+
+FORMAT: Final = 1
+ALIGNMENT: Final = 64  # bytes; what jax takes over without a copy on CPU
+LARGEST_RECORD: Final = 16 << 20
+LARGEST_MANIFEST: Final = 1 << 30
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class Grid(_Strict):
+    """An array of its own directory: the shape of its chunks, and their digests in C order."""
+
+    chunk: Shape
+    digests: tuple[str, ...]
+
+
+class PackedBox(_Strict):
+    """The bytes of a small array: `offset` bytes into the pack that process `pack` wrote."""
+
+    pack: int
+    offset: int
+    digest: str
+
+
+class ShardingEntry(_Strict):
+    """How a jax.Array was laid out: axis names and sizes, never device ids.
+
+    `axes` and `spec` are empty for an array on a single device.
+    """
+
+    axes: tuple[tuple[str, int], ...] = ()
+    axis_types: tuple[str, ...] = ()
+    spec: tuple[None | str | tuple[str, ...], ...] = ()
+    memory_kind: str | None = None
+
+
+class ArrayEntry(_Strict):
+    """An array of a leaf. One that holds no element lies nowhere: neither grid nor packed."""
+
+    dtype: str
+    shape: Shape
+    name: str = ""
+    sharding: ShardingEntry | None = None
+    grid: Grid | None = None
+    packed: tuple[PackedBox, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * zarr.DTYPES[self.dtype].itemsize
+
+
+class LeafEntry(_Strict):
+    """A leaf: its key path, the handler that stored it, that handler's JSON and arrays."""
+
+    path: str
+    handler: str
+    value: JSON = None
+    arrays: tuple[ArrayEntry, ...] = ()
+
+
+class Pack(_Strict):
+    """The small arrays of one process end to end; none crosses a multiple of `chunk` bytes."""
+
+    process: int
+    nbytes: int
+    chunk: int
+
+
+class NoneNode(_Strict, tag="none", tag_field="kind"):
+    """None, which is a node without children to jax."""
+
+
+class DictNode(_Strict, tag="dict", tag_field="kind"):
+    """A dict; `ordered` for an OrderedDict."""
+
+    keys: tuple[JSON, ...]
+    children: tuple[Node, ...]
+    ordered: bool = False
+
+
+class ListNode(_Strict, tag="list", tag_field="kind"):
+    """A list."""
+
+    children: tuple[Node, ...]
+
+
+class TupleNode(_Strict, tag="tuple", tag_field="kind"):
+    """A tuple."""
+
+    children: tuple[Node, ...]
+
+
+class NamedTupleNode(_Strict, tag="namedtuple", tag_field="kind"):
+    """A namedtuple."""
+
+    name: str
+    fields: tuple[str, ...]
+    children: tuple[Node, ...]
+
+
+class CustomNode(_Strict, tag="custom", tag_field="kind"):
+    """A node of a class that only jax knows: comes back through `like` alone."""
+
+    name: str
+    children: tuple[Node, ...]
+
+
+# An int stands for a leaf: its place in `Manifest.leaves`.
+Node: TypeAlias = int | NoneNode | DictNode | ListNode | TupleNode | NamedTupleNode | CustomNode
+
+
+class Manifest(_Strict):
+    """The whole of a saved tree but its bytes."""
+
+    format: int
+    structure: Node
+    leaves: tuple[LeafEntry, ...]
+    packs: tuple[Pack, ...] = ()
+
+
+class CommitRecord(_Strict):
+    """What a step is known by without opening its manifest."""
+
+    format: int
+    step: int | None
+    time: float
+    nbytes: int
+    leaves: int
+    manifest_nbytes: int
+    manifest_digest: str
+    nonce: str
+    writer: dict[str, str]
+    metrics: dict[str, JSON] = {}
+    metadata: dict[str, JSON] = {}
+
+
+class _Envelope(_Strict):
+    digest: str
+    record: msgspec.Raw
+
+
+class _AnyFormat(msgspec.Struct):
+    format: int
+
+
+_T = TypeVar("_T")
+
+
+def encode_record(record: CommitRecord) -> bytes:
+    """The bytes of checkpoint.json: the record and the digest of its own bytes."""
+    raw = msgspec.json.encode(record)
+    return msgspec.json.encode(_Envelope(digest(raw), msgspec.Raw(raw))) + b"\n"
+
+
+def decode_record(data: bytes, file: str) -> CommitRecord:
+    """The record in the bytes of a checkpoint.json.
+
+    Raises:
+      DamagedStep: it is no valid record.
+      UnsupportedFormat: it is one of a newer format.
+    """
+    envelope = _parse(data, _Envelope, file)
+    if digest(bytes(envelope.record)) != envelope.digest:
+        raise DamagedStep("the commit record differs from its own digest", file=file)
+    return _versioned(bytes(envelope.record), CommitRecord, file)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of tree.json."""
+    return msgspec.json.encode(manifest)
+
+
+def decode_manifest(data: bytes, record: CommitRecord, file: str) -> Manifest:
+    """The manifest in the bytes of a tree.json, checked against its record and itself.
+
+    Raises:
+      DamagedStep: it is not the one that was committed, or contradicts itself.
+      UnsupportedFormat: it is one of a newer format.
+    """
+    if len(data) != record.manifest_nbytes or digest(data) != record.manifest_digest:
+        raise DamagedStep("the manifest is not the one that was committed", file=file)
+    manifest = _versioned(data, Manifest, file)
+    fault = _contradiction(manifest)
+    if fault:
+        raise DamagedStep(f"the manifest contradicts itself: {fault}", file=file)
+    return manifest
+
+
+def _versioned(data: bytes, kind: type[_T], file: str) -> _T:
+    found = _parse(data, _AnyFormat, file).format
+    if found != FORMAT:
+        raise UnsupportedFormat(
+            f"format {found} is not known to this version, which reads format {FORMAT}; "
+            "update ckptmgr",
+            file=file,
+        )
+    return _parse(data, kind, file)
+
+
+def _parse(data: bytes, kind: type[_T], file: str) -> _T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedStep(f"not valid: {error}", file=file) from error
+
+
+def _contradiction(manifest: Manifest) -> str | None:
+    """What is impossible about a manifest; None where it is consistent."""
+    packs = {pack.process: pack for pack in manifest.packs}
+    if len(packs) != len(manifest.packs):
+        return "two packs of one process"
+    for pack in manifest.packs:
+        if pack.chunk < 1 or pack.nbytes < 0:
+            return f"pack {pack.process} has an impossible size"
+    directories = set()
+    for leaf in manifest.leaves:
+        for array in leaf.arrays:
+            fault = _impossible(array, packs)
+            if fault:
+                return f"leaf {leaf.path!r}: {fault}"
+            if array.grid:
+                directories.add(keypath.directory(leaf.path, array.name))
+    own = sum(array.grid is not None for leaf in manifest.leaves for array in leaf.arrays)
+    if len(directories) != own:
+        return "two arrays share a directory"
+    if sorted(leaf_indices(manifest.structure)) != list(range(len(manifest.leaves))):
+        return "the structure does not name each leaf once"
+    return None
+
+
+def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
+    if array.dtype not in zarr.DTYPES:
+        return f"unknown dtype {array.dtype!r}"
+    if any(n < 0 for n in array.shape):
+        return "a negative dimension"
+    if (array.grid is not None) + len(array.packed) != (array.nbytes > 0):
+        return "its bytes must lie in exactly one place"
+    if array.grid:
+        chunk = array.grid.chunk
+        if len(chunk) != len(array.shape) or any(edge < 1 for edge in chunk):
+            return "its chunks do not fit its shape"
+        if len(array.grid.digests) != zarr.cells(array.shape, chunk):
+            return "its digests do not match its chunks"
+    for box in array.packed:
+        pack = packs.get(box.pack)
+        if pack is None or box.offset < 0 or box.offset + array.nbytes > pack.nbytes:
+            return "it lies outside its pack"
+        if box.offset % pack.chunk + array.nbytes > pack.chunk:
+            return "it crosses the chunks of its pack"
+    return None
+
+
+def leaf_indices(node: Node) -> list[int]:
+    """The leaves under a node, in the order of its children."""
+    found: list[int] = []
+    stack: list[Node] = [node]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, int):
+            found.append(here)
+        elif not isinstance(here, NoneNode):
+            stack.extend(reversed(here.children))
+    return found

@@ -1,0 +1,74 @@
+"""Exact JSON of Python's own values.
+
+What JSON has is itself: str, bool, None, ints up to 2**53, finite floats. The rest is
+an object of one key that names the type: `{"int": "0x..."}`, `{"float": bits}`,
+`{"complex": [re, im]}`, `{"str": utf-8 in hex}`, `{"bytes": hex}`, `{"tuple": [...]}`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    JSON: TypeAlias = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+else:
+    JSON = Any  # msgspec, which reads the annotations of a struct, knows no recursive alias
+_EXACT_IN_JSON = 2**53
+
+
+def to_json(value: object) -> JSON:
+    """The JSON of a str, bytes, bool, int, float, complex, None, or a tuple of them.
+
+    Raises:
+      TypeError: it is none of these, subclasses included: they would come back as another type.
+    """
+    kind = type(value)
+    if value is None or kind is bool:
+        return value  # type: ignore[return-value]  # narrowed by its exact type
+    if isinstance(value, int) and kind is int:
+        return value if -_EXACT_IN_JSON <= value <= _EXACT_IN_JSON else {"int": hex(value)}
+    if isinstance(value, float) and kind is float:
+        return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
+    if isinstance(value, complex) and kind is complex:
+        return {"complex": [to_json(value.real), to_json(value.imag)]}
+    if isinstance(value, str) and kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return {"str": value.encode("utf-8", "surrogatepass").hex()}
+        return value
+    if isinstance(value, bytes) and kind is bytes:
+        return {"bytes": value.hex()}
+    if isinstance(value, tuple) and kind is tuple:
+        return {"tuple": [to_json(item) for item in value]}
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} has no exact JSON form")
+
+
+def from_json(value: JSON) -> object:
+    """The value that `to_json` was given.
+
+    Raises:
+      ValueError: it is not what `to_json` writes.
+    """
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise ValueError("a list is no scalar")  # noqa: TRY004  # one error for every fault
+        return value
+    match list(value.items()):
+        case [("int", str(text))]:
+            return int(text, 16)
+        case [("float", str(text))]:
+            return float(struct.unpack(">d", bytes.fromhex(text))[0])
+        case [("complex", [real, imag])]:
+            parts = from_json(real), from_json(imag)
+            if all(isinstance(part, float) for part in parts):
+                return complex(*parts)  # type: ignore[call-overload]  # checked to be floats
+        case [("str", str(text))]:
+            return bytes.fromhex(text).decode("utf-8", "surrogatepass")
+        case [("bytes", str(text))]:
+            return bytes.fromhex(text)
+        case [("tuple", list(items))]:
+            return tuple(from_json(item) for item in items)
+    raise ValueError(f"unknown scalar {sorted(value)}")

@@ -1,0 +1,449 @@
+"""The manager: the synchronous door that a trainer holds.
+
+It checks what it is given, plans, has the snapshot taken in the caller's thread and
+leaves the rest to the service. It also hears of saves that failed unnoticed and tells
+the trainer, once, without ever costing another save.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import PurePath
+from types import TracebackType
+from typing import Literal, Self, TypeVar, get_args
+
+import anyio.to_thread
+import jax
+from etils import epath
+
+from ckptmgr.cadence import Cadence, Offer
+from ckptmgr.catalog import Catalog
+from ckptmgr.errors import EarlierSaveFailed, InvalidOption, ManagerClosed, NoSuchStep, StepExists
+from ckptmgr.format.step import StepInfo, parse_step, step_name
+from ckptmgr.future import LoadFuture, SaveFuture, State
+from ckptmgr.limiter import ByteLimiter, LimiterStatistics, default_limit, parse_bytes
+from ckptmgr.pipeline import restore
+from ckptmgr.pipeline.header import header
+from ckptmgr.pipeline.plan import Planner
+from ckptmgr.pipeline.snapshot import Handover
+from ckptmgr.retention import KeepAll, Retention, Verdict, ranked
+from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, OnBusy, SaveJob, Service
+from ckptmgr.storage.base import Storage
+from ckptmgr.storage.local import LocalStorage
+from ckptmgr.tree.registry import Registry
+
+T = TypeVar("T")
+_NEWEST = "newest"
+
+
+class CheckpointManager:
+    """Saves and restores the state of one run, without stalling it.
+
+    `save()` blocks for the snapshot only and returns a future; a background thread writes,
+    commits each step atomically and deletes what `keep` does not ask for. A step counts
+    from the moment its future has a result; by then a power cut cannot take it.
+
+        with CheckpointManager("run", when=Every(steps=100), keep=KeepLast(3)) as manager:
+            step, state = manager.resume(state)
+            while step < total:
+                state = train_step(state, batches[step]); step += 1
+                manager.maybe_save(step, state)
+
+    Args:
+      directory: the run. Made if it is missing; what it lies in must exist.
+      when: which of the steps offered to `maybe_save` are saved; None: all.
+      keep: which committed steps stay; the newest always does.
+      in_flight_bytes: the most host memory that ckptmgr allocates at a time, in bytes or
+        as a text like "256MiB", or a ByteLimiter shared with other managers. None: 2 GiB
+        on CPU, a quarter of the free host memory on accelerators.
+      on_busy: what `save` does while `max_pending` saves wait behind the one being
+        written: "wait" for a place, "skip" this save, or "replace" the oldest that waits.
+      max_pending: how many saves may wait; 0 or more.
+      pack_below: arrays of fewer bytes share files; at most 16 MiB.
+      read_only: only look and restore; needs no lock and writes nothing.
+      tolerated_failures: how many saves in a row may fail, unheard, before the next
+        `save` says so by raising EarlierSaveFailed.
+      borrow: view jax arrays on CPU instead of copying them. A donated step then
+        allocates fresh memory while views are held; False copies, under the limit.
+      storage: where to, instead of local files.
+
+    Raises:
+      InvalidOption: an argument has an impossible value.
+      StorageError: the directory cannot be made or written; MissingFile: its parent is missing.
+      DirectoryLocked: another live manager writes it.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        when: Cadence | None = None,
+        keep: Retention | None = None,
+        in_flight_bytes: int | str | ByteLimiter | None = None,
+        on_busy: OnBusy = "wait",
+        max_pending: int = 1,
+        pack_below: int | str = "1MiB",
+        read_only: bool = False,
+        tolerated_failures: int = 0,
+        borrow: bool = True,
+        storage: Storage | None = None,
+    ) -> None:
+        _require(when is None or isinstance(when, Cadence), "when", "a cadence or None", when)
+        _require(keep is None or isinstance(keep, Retention), "keep", "a retention rule", keep)
+        _require(on_busy in get_args(OnBusy), "on_busy", "'wait', 'skip' or 'replace'", on_busy)
+        self._when = when
+        self._on_busy: OnBusy = on_busy
+        self._borrow = borrow
+        self._read_only = read_only
+        self._tolerated = _count(tolerated_failures, "tolerated_failures")
+        self._storage = storage or LocalStorage(local_path(directory))
+        self._registry = Registry()
+        self._planner = Planner(self._registry, pack_size(pack_below))
+        self._limiter = limiter(in_flight_bytes)
+        self._catalog = Catalog(self._storage, keep or KeepAll())
+        self._mutex = threading.Lock()
+        self._unsettled: list[SaveFuture] = []
+        self._failures = 0
+        pending = _count(max_pending, "max_pending")
+        self._service = Service(self._storage, self._catalog, pending, writer=not read_only)
+        # A manager that nobody holds any more finishes its saves and lets the directory go.
+        self._end = weakref.finalize(self, self._service.close_quietly)
+        self._end.atexit = False  # the service sees to that itself, before jax goes
+
+    # Saving
+
+    def save(
+        self,
+        step: int,
+        tree: object,
+        *,
+        metrics: Mapping[str, object] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        overwrite: bool = False,
+    ) -> SaveFuture:
+        """Save a tree, whatever `when` says. Returns once the snapshot is taken.
+
+        Blocks for the snapshot: 0.5 ms for large jax arrays on CPU, the copy for numpy
+        arrays; longer only where the queue is full (`on_busy`) or copies do not fit under
+        the limit. Afterwards the tree may be donated, deleted or overwritten.
+
+        Args:
+          step: the number of updates done.
+          tree: any pytree of arrays, numbers, str and bytes.
+          metrics: scalars by name, jax scalars still being computed included.
+          metadata: plain JSON, stored with the step.
+          overwrite: replace a committed step, which stays until the new one is durable.
+
+        Returns:
+          A future whose result is the StepInfo once the step is durable.
+
+        Raises:
+          NotAStep, InvalidStep: `step` is no step.
+          UnsupportedLeaf: something in the tree cannot be stored; names its path.
+          InvalidOption: metrics or metadata are not what they must be.
+          StepExists: the step is committed or queued and `overwrite` is False.
+          EarlierSaveFailed: this save is queued, but an earlier one failed unheard.
+          ManagerClosed: the manager was closed, or is read-only.
+        """
+        number = parse_step(step)
+        self._check_writable()
+        head = header(number, metrics, metadata)
+        name = step_name(number)
+        if not overwrite and (number in self._catalog.steps or self._storage.taken(name)):
+            raise StepExists("this step is there already; overwrite=True replaces it", step=number)
+        with self._mutex:
+            plan, leaves = self._planner.plan(tree)
+        future = SaveFuture(number, self._service.dispatch, plan.describe)
+        handover = Handover(self._service.kick)
+        job = SaveJob(name, plan, leaves, head, overwrite, future, handover)
+        if self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow):
+            with self._mutex:
+                self._unsettled.append(future)
+        self._tell_failures(future)
+        return future
+
+    def maybe_save(
+        self,
+        step: int,
+        tree: object,
+        *,
+        force: bool = False,
+        metrics: Mapping[str, object] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        overwrite: bool = False,
+    ) -> SaveFuture | None:
+        """Save if `should_save(step)`; with `force` unless the step is committed or queued.
+
+        Returns and raises what `save` does; None where nothing was due.
+        """
+        number = parse_step(step)
+        known = number in self._catalog.steps or number in self._service.pending()
+        if not (self.should_save(number) or (force and not known)):
+            return None
+        return self.save(number, tree, metrics=metrics, metadata=metadata, overwrite=overwrite)
+
+    def should_save(self, step: int) -> bool:
+        """Whether `when` asks for this step. One at or below the newest known is never due."""
+        number = parse_step(step)
+        self._check_writable()
+        pending = self._service.pending()
+        if number <= max([*self._catalog.steps, *pending], default=-1):
+            return False
+        return self._when is None or self._when.due(Offer(number, idle=not pending))
+
+    # Restoring
+
+    def restore(
+        self,
+        step: int | Literal["newest"] = _NEWEST,
+        like: object = None,
+        *,
+        shardings: object = None,
+        casting: str = "same_kind",
+    ) -> object:
+        """Restore a step; blocks until the tree is there, every byte checked.
+
+        Args:
+          step: which one.
+          like: a tree of the saved structure, or of ShapeDtypeStructs: each leaf takes
+            its type, dtype and sharding. None: as it was saved, jax arrays with their
+            saved sharding where the devices allow it.
+          shardings: "numpy" for host arrays, a Sharding, or a prefix tree of them.
+          casting: which dtypes may become which, in NumPy's words.
+
+        Raises:
+          NoSuchStep: there is no such step, or none at all.
+          TreeMismatch: the saved tree is not like `like`; lists every difference.
+          DamagedStep: bytes are missing or are not those that were saved.
+        """
+        future = self.restore_async(step, like, shardings=shardings, casting=casting)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def restore_async(
+        self,
+        step: int | Literal["newest"] = _NEWEST,
+        like: object = None,
+        *,
+        shardings: object = None,
+        casting: str = "same_kind",
+    ) -> LoadFuture:
+        """Begin to restore; returns at once a future of the tree. Arguments as for `restore`."""
+        wanted = None if step == _NEWEST and isinstance(step, str) else parse_step(step)
+        request = restore.request(like, shardings, casting)
+        info = self._look().find(wanted)
+        future = LoadFuture(info.step, self._service.dispatch)
+
+        async def work() -> object:
+            with self._catalog.reading(info.step):
+                name = step_name(info.step or 0)
+                return await restore.load(
+                    self._storage, name, request, self._registry, self._limiter, future
+                )
+
+        self._service.load(future, work)
+        return future
+
+    def resume(
+        self,
+        like: T,
+        *,
+        step: int | Literal["newest"] = _NEWEST,
+        default_step: int = 0,
+        shardings: object = None,
+        casting: str = "same_kind",
+    ) -> tuple[int, T]:
+        """The step and the tree to go on from: `(default_step, like)` where nothing is committed yet.
+
+        Blocks and raises like `restore`. A step that is named must be there.
+        """
+        if isinstance(step, str) and step == _NEWEST and not self._look().steps:
+            return parse_step(default_step), like
+        future = self.restore_async(step, like, shardings=shardings, casting=casting)
+        try:
+            tree: T = future.result()  # type: ignore[assignment]  # it has the structure of like
+        except BaseException:
+            future.cancel()
+            raise
+        assert future.step is not None
+        return future.step, tree
+
+    # Looking
+
+    def all_steps(self) -> list[int]:
+        """The committed steps, lowest first."""
+        return list(self._look().steps)
+
+    def latest_step(self) -> int | None:
+        """The highest committed step; None where there is none."""
+        return max(self._look().steps, default=None)
+
+    def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int:
+        """The committed step with the lowest ("min") or highest ("max") metric.
+
+        Raises:
+          NoSuchStep: no step has that metric as a number.
+        """
+        _require(mode in ("min", "max"), "mode", "'min' or 'max'", mode)
+        best = ranked(self._look().steps, metric, mode)
+        if not best:
+            raise NoSuchStep(f"no committed step has the metric {metric!r}")
+        return best[0]
+
+    def pending(self) -> list[int]:
+        """The steps that are queued or being written."""
+        return self._service.pending()
+
+    def info(self, step: int) -> StepInfo:
+        """What is known of a committed step.
+
+        Raises:
+          NoSuchStep: it is not committed.
+        """
+        return self._look().find(parse_step(step))
+
+    def explain(self) -> Verdict:
+        """Why each committed step is kept, and why each step this manager deleted was."""
+        return self._look().explain()
+
+    def statistics(self) -> LimiterStatistics:
+        """The bytes that are in flight now: copied, borrowed, and the most that were copied."""
+        return self._limiter.statistics()
+
+    # Ending
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until every save so far is committed or has failed.
+
+        Raises:
+          WaitTimeout: `timeout` seconds went by first; the saves go on.
+          EarlierSaveFailed: one failed unheard.
+        """
+        self._service.wait(timeout)
+        self._tell_failures(None)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what is queued and end the service. More calls do nothing.
+
+        Blocks at most `timeout` seconds, 600 by default; Ctrl-C ends it at once.
+
+        Raises:
+          WaitTimeout: it took longer; the saves that were not done are given up.
+          EarlierSaveFailed: a save failed unheard.
+        """
+        self._end.detach()
+        self._service.close(END_SECONDS if timeout is None else timeout)
+        self._tell_failures(None)
+
+    def __enter__(self) -> Self:
+        """The manager itself; the end of the block closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; an exception of the block is never masked, and Ctrl-C shortens the wait."""
+        if error is None:
+            self.close()
+            return
+        self._end.detach()
+        interrupted = isinstance(error, KeyboardInterrupt)
+        self._service.close_quietly(INTERRUPTED_SECONDS if interrupted else END_SECONDS)
+
+    async def __aenter__(self) -> Self:
+        """The manager itself, under asyncio or trio."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close without blocking the loop."""
+        await anyio.to_thread.run_sync(self.__exit__, kind, error, trace)
+
+    def __repr__(self) -> str:
+        """For example `<CheckpointManager /runs/a>`."""
+        return f"<{type(self).__name__} {self._storage.root}>"
+
+    def _check_writable(self) -> None:
+        self._service.check_open()
+        if self._read_only:
+            raise ManagerClosed("this manager was opened with read_only=True and cannot save")
+
+    def _look(self) -> Catalog:
+        """The catalog, read anew where another process writes."""
+        if self._read_only:
+            self._service.run(self._catalog.refresh)
+        return self._catalog
+
+    def _tell_failures(self, future: SaveFuture | None) -> None:
+        """Raise for the first failure that nobody has looked at and that is not tolerated."""
+        with self._mutex:
+            done = [f for f in self._unsettled if f.done()]
+            self._unsettled = [f for f in self._unsettled if not f.done()]
+        unheard: tuple[int | None, BaseException] | None = None
+        for ended in done:
+            self._failures = self._failures + 1 if ended.state is State.FAILED else 0
+            if self._failures > self._tolerated and unheard is None:
+                error = ended.failure_unheard()
+                unheard = (ended.step, error) if error is not None else None
+        if unheard is not None:
+            step, error = unheard
+            raise EarlierSaveFailed(
+                f"the save of step {step} failed: {error}", step=step, future=future
+            ) from error
+
+
+def local_path(directory: str | os.PathLike[str]) -> str:
+    """The absolute path of a local directory, so that a later chdir does not move the run.
+
+    Raises:
+      InvalidOption: it is no path, or the URL of a store that is no local directory.
+    """
+    if not isinstance(directory, str | PurePath) and not hasattr(directory, "__fspath__"):
+        raise InvalidOption(f"directory is a path, not {directory!r}")
+    text = os.fspath(directory)
+    if not text or "\0" in text:
+        raise InvalidOption("directory is empty" if not text else "directory holds a NUL")
+    if "://" in text:
+        raise InvalidOption(f"only local directories are supported by this version, not {text!r}")
+    return os.path.abspath(epath.Path(text).expanduser())
+
+
+def limiter(in_flight_bytes: int | str | ByteLimiter | None) -> ByteLimiter:
+    """The limiter that the option asks for."""
+    if isinstance(in_flight_bytes, ByteLimiter):
+        return in_flight_bytes
+    if in_flight_bytes is None:
+        return ByteLimiter(default_limit(on_cpu=jax.default_backend() == "cpu"))
+    return ByteLimiter(parse_bytes(in_flight_bytes, "in_flight_bytes"))
+
+
+def pack_size(pack_below: int | str) -> int:
+    """The bytes under which arrays are packed."""
+    size = parse_bytes(pack_below, "pack_below", least=0)
+    _require(size <= 16 << 20, "pack_below", "at most 16MiB", pack_below)
+    return size
+
+
+def _count(value: object, option: str) -> int:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    _require(good, option, "an integer of at least 0", value)
+    assert isinstance(value, int)
+    return value
+
+
+def _require(condition: bool, option: str, allowed: str, value: object) -> None:
+    if not condition:
+        raise InvalidOption(f"{option} is {allowed}, not {value!r}")

@@ -1,0 +1,1 @@
+"""How bytes move: plan, snapshot, write, commit; read, restore."""

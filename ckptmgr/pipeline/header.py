@@ -1,0 +1,88 @@
+"""The header of a step: what the trainer says of it beside the tree, checked as it is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckptmgr.errors import InvalidOption
+from ckptmgr.format.scalar import JSON, to_json
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Step, metrics and metadata; metrics may be jax scalars that are still being computed."""
+
+    step: int | None = None
+    metrics: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+
+
+def header(step: int | None, metrics: object, metadata: object) -> Header:
+    """The header of these arguments, which are copied.
+
+    Raises:
+      InvalidOption: a metric is no scalar, or metadata is not plain JSON.
+    """
+    return Header(step, _metrics(metrics), _metadata(metadata))
+
+
+def fetch(metrics: Mapping[str, object]) -> dict[str, JSON]:
+    """The metrics as exact JSON of floats. Waits for those that are still being computed."""
+    return {name: to_json(float(np.asarray(value))) for name, value in metrics.items()}
+
+
+def _metrics(metrics: object) -> dict[str, object]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidOption(f"metrics is a dict of numbers by name, not {metrics!r}")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise InvalidOption(f"the name of a metric is a str, not {name!r}")
+        kind = getattr(getattr(value, "dtype", None), "kind", "")
+        scalar = getattr(value, "shape", None) == () and kind in "biufV"
+        if not scalar and not isinstance(value, int | float):
+            raise InvalidOption(
+                f"metric {name!r} is a scalar number, not {_short(value)}; give its mean, say"
+            )
+    return dict(metrics)
+
+
+def _metadata(metadata: object) -> dict[str, JSON]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise InvalidOption(f"metadata is a dict, not {_short(metadata)}")
+    copy = _plain(metadata, "metadata")
+    assert isinstance(copy, dict)
+    return copy
+
+
+def _plain(value: object, where: str) -> JSON:
+    """A copy of plain JSON; everything that JSON would turn into something else is refused."""
+    if isinstance(value, dict):
+        for key in value:
+            if type(key) is not str:
+                raise InvalidOption(f"{where} has the key {key!r}; in JSON keys are str")
+        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, f"{where}[{place}]") for place, item in enumerate(value)]
+    if value is None or type(value) in (str, bool):
+        return value  # type: ignore[return-value]  # narrowed by its exact type
+    if isinstance(value, int) and type(value) is int and -(2**63) <= value < 2**64:
+        return value
+    if isinstance(value, float) and type(value) is float and math.isfinite(value):
+        return value
+    raise InvalidOption(
+        f"{where} is {_short(value)}; metadata is plain JSON: dict, list, str, bool, None, "
+        "finite numbers"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return f"a {type(value).__name__} ({text[:60]}{'...' if len(text) > 60 else ''})"

@@ -1,0 +1,280 @@
+"""The read stage: the files of a step become arrays on the host, every byte checked.
+
+A large array is read chunk by chunk straight into the aligned buffer that jax then
+takes over without a copy; a pack is read whole and its leaves are parts of that one
+buffer. A buffer counts against the limit until its arrays have been handed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
+from ckptmgr.format import keypath, zarr
+from ckptmgr.format.digest import digest
+from ckptmgr.format.manifest import (
+    ALIGNMENT,
+    LARGEST_MANIFEST,
+    LARGEST_RECORD,
+    ArrayEntry,
+    CommitRecord,
+    Grid,
+    Manifest,
+    Pack,
+    decode_manifest,
+    decode_record,
+)
+from ckptmgr.format.step import ARRAYS, COMMIT_RECORD, MANIFEST, PACKS
+from ckptmgr.format.zarr import Shape
+from ckptmgr.limiter import ByteLimiter, Lease
+from ckptmgr.pipeline.workers import run_workers
+from ckptmgr.storage.base import Storage
+
+Found = Mapping[tuple[int, str], np.ndarray]  # by leaf and array name
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An array to read: which array of which leaf, and what the manifest says of it."""
+
+    leaf: int
+    path: str
+    entry: ArrayEntry
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One file to read: its first bytes go to `target`, where each span has a digest.
+
+    Where the file's bytes are no contiguous run of the array, `target` is None: they are
+    read aside and copied to `cell`.
+    """
+
+    key: str
+    size: int
+    checks: tuple[tuple[int, int, str, str], ...]  # start, stop, digest, leaf path
+    target: memoryview | None
+    cell: np.ndarray
+
+
+@dataclass(slots=True)
+class _Group:
+    """Arrays that share a buffer, complete when no part is left to read."""
+
+    found: Found
+    parts: list[_Part]
+    lease: Lease
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A buffer to be: its bytes, and what makes the group once they are granted."""
+
+    nbytes: int
+    make: Callable[[Lease], _Group]
+
+
+async def read_record(storage: Storage, name: str) -> CommitRecord:
+    """The commit record of a step.
+
+    Raises:
+      MissingFile: there is none, so there is no such step.
+      DamagedStep: it is not what was committed.
+    """
+    key = f"{name}/{COMMIT_RECORD}"
+    try:
+        return decode_record(await storage.read(key, LARGEST_RECORD), f"{storage.root}/{key}")
+    except TruncatedFile as error:
+        raise DamagedStep(f"the commit record: {error.message}", file=error.file) from error
+
+
+async def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest:
+    """The manifest of a step.
+
+    Raises:
+      DamagedStep: it is missing or not what was committed.
+    """
+    key = f"{name}/{MANIFEST}"
+    try:
+        data = await storage.read(key, LARGEST_MANIFEST)
+    except (MissingFile, TruncatedFile) as error:
+        raise DamagedStep(f"the manifest: {error.message}", file=error.file) from error
+    return decode_manifest(data, record, f"{storage.root}/{key}")
+
+
+class Reader:
+    """Reads arrays of one step.
+
+    Args:
+      storage, name: where the step lies.
+      packs: the packs of its manifest.
+      limiter: what the buffers count against.
+    """
+
+    def __init__(
+        self, storage: Storage, name: str, packs: Sequence[Pack], limiter: ByteLimiter
+    ) -> None:
+        self._storage = storage
+        self._name = name
+        self._packs = {pack.process: pack for pack in packs}
+        self._limiter = limiter
+
+    async def read(
+        self, wanted: Sequence[Wanted], deliver: Callable[[Found], Awaitable[None]]
+    ) -> None:
+        """Read arrays and deliver them in groups that share a buffer, in no fixed order.
+
+        `deliver` must have passed the group on when it returns: its bytes no longer count then.
+
+        Raises:
+          DamagedStep: bytes are missing or are not those that were saved.
+        """
+        with contextlib.ExitStack() as leases:
+            parts = self._parts(wanted, leases)
+            turn = anyio.Lock()  # an async generator is advanced by one task at a time
+
+            async def worker() -> None:
+                while True:
+                    async with turn:
+                        job = await anext(parts, None)
+                    if job is None:
+                        return
+                    group, part = job
+                    await self._fill(part)
+                    group.left -= 1
+                    if not group.left:
+                        await deliver(group.found)
+                        group.lease.release()
+
+            await run_workers(self._storage.read_tasks, worker)
+
+    async def _parts(
+        self, wanted: Sequence[Wanted], leases: contextlib.ExitStack
+    ) -> AsyncIterator[tuple[_Group, _Part]]:
+        """Every part to read, each group's once its bytes have been granted."""
+        for request in self._requests(wanted):
+            lease = await self._limiter.acquire_async(request.nbytes)
+            leases.callback(lease.release)
+            group = request.make(lease)
+            for part in group.parts:
+                yield group, part
+
+    def _requests(self, wanted: Sequence[Wanted]) -> Iterator[_Request]:
+        packed: dict[tuple[int, int], list[Wanted]] = defaultdict(list)
+        for want in wanted:
+            if want.entry.grid:
+                yield self._own(want, want.entry.grid)
+            for box in want.entry.packed:
+                packed[box.pack, box.offset // self._packs[box.pack].chunk].append(want)
+        for (process, cell), members in packed.items():
+            yield self._pack(self._packs[process], cell, members)
+
+    def _own(self, want: Wanted, grid: Grid) -> _Request:
+        """A large array: a buffer of its own, and one part a chunk."""
+        entry = want.entry
+        dtype = zarr.DTYPES[entry.dtype]
+        stored = math.prod(grid.chunk) * dtype.itemsize
+        aside = 0 if _is_run(entry.shape, grid.chunk) else self._storage.read_tasks * stored
+        directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"
+
+        def make(lease: Lease) -> _Group:
+            whole = aligned(entry.nbytes).view(dtype).reshape(entry.shape)
+            parts = []
+            for cell, proof in zip(zarr.grid(entry.shape, grid.chunk), grid.digests, strict=True):
+                region = whole[
+                    tuple(slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
+                ]
+                parts.append(
+                    _Part(
+                        key=f"{directory}/{cell.key}",
+                        size=stored + zarr.CHECKSUM_BYTES,
+                        checks=((0, region.nbytes, proof, want.path),),
+                        target=_bytes(region) if region.flags.c_contiguous else None,
+                        cell=region,
+                    )
+                )
+            return _Group({(want.leaf, entry.name): whole}, parts, lease, len(parts))
+
+        return _Request(entry.nbytes + aside, make)
+
+    def _pack(self, pack: Pack, cell: int, members: Sequence[Wanted]) -> _Request:
+        """One chunk of a pack: a buffer that all its arrays are parts of, and one part."""
+
+        def make(lease: Lease) -> _Group:
+            buffer = aligned(pack.chunk)
+            found, checks = {}, []
+            for want in members:
+                entry, box = want.entry, want.entry.packed[0]
+                start = box.offset % pack.chunk
+                span = buffer[start : start + entry.nbytes]
+                dtype = zarr.DTYPES[entry.dtype]
+                found[want.leaf, entry.name] = span.view(dtype).reshape(entry.shape)
+                checks.append((start, start + entry.nbytes, box.digest, want.path))
+            part = _Part(
+                key=f"{self._name}/{PACKS}/{pack.process}/c.{cell}",
+                size=pack.chunk + zarr.CHECKSUM_BYTES,
+                checks=tuple(checks),
+                target=_bytes(buffer),
+                cell=buffer,
+            )
+            return _Group(found, [part], lease, 1)
+
+        return _Request(pack.chunk, make)
+
+    async def _fill(self, part: _Part) -> None:
+        """Read one file and check it.
+
+        Raises:
+          DamagedStep: it is missing, cut, or its bytes are not those that were saved.
+        """
+        target = part.target
+        if target is None:
+            target = _bytes(np.empty(part.cell.shape, part.cell.dtype))
+        try:
+            await self._storage.read_into(part.key, target, offset=0, size=part.size)
+        except (MissingFile, TruncatedFile) as error:
+            leaf = part.checks[0][3]
+            raise DamagedStep(f"a data file: {error.message}", leaf=leaf, file=error.file) from error
+        wrong = await anyio.to_thread.run_sync(_first_wrong, target, part.checks)
+        if wrong is not None:
+            raise DamagedStep(
+                "the bytes read are not the bytes saved",
+                leaf=wrong,
+                file=f"{self._storage.root}/{part.key}",
+            )
+        if part.target is None:
+            part.cell[...] = np.frombuffer(target, part.cell.dtype).reshape(part.cell.shape)
+
+
+def _is_run(shape: Shape, chunk: Shape) -> bool:
+    """Whether each chunk is one contiguous run of the array: full in all axes after the first cut."""
+    cut = next((axis for axis, edge in enumerate(chunk) if edge > 1), len(chunk))
+    return all(edge >= n for edge, n in zip(chunk[cut + 1 :], shape[cut + 1 :], strict=True))
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Fresh memory that begins at a multiple of 64 bytes: jax takes it over without a copy on CPU."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+def _first_wrong(data: memoryview, checks: Sequence[tuple[int, int, str, str]]) -> str | None:
+    """The leaf of the first span whose digest differs."""
+    for start, stop, proof, leaf in checks:
+        if digest(data[start:stop]) != proof:
+            return leaf
+    return None
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))

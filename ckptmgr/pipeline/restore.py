@@ -1,0 +1,397 @@
+"""Restore: which leaf becomes what, decided before a byte is read; then read and assembled.
+
+Without `like` the saved structure and types come back. With it each leaf takes the
+type, dtype and sharding of the target's, and all differences are one error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import anyio.to_thread
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from ckptmgr.errors import DamagedStep, InvalidOption, MissingFile, NoSuchStep, TreeMismatch
+from ckptmgr.format.manifest import ArrayEntry, LeafEntry, Manifest
+from ckptmgr.format.scalar import from_json
+from ckptmgr.format.zarr import DTYPES, Shape
+from ckptmgr.future import LoadFuture, Progress
+from ckptmgr.limiter import ByteLimiter
+from ckptmgr.pipeline.read import Found, Reader, Wanted, read_manifest, read_record
+from ckptmgr.storage.base import Storage
+from ckptmgr.tree import sharding as shardings_on_disk
+from ckptmgr.tree import structure
+from ckptmgr.tree.casting import Casting, can_cast, parse_casting
+from ckptmgr.tree.handlers import Array
+from ckptmgr.tree.registry import Registry
+
+_WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
+_NUMBERS: Final = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks of a load, with what jax keeps per thread: made in the caller's.
+
+    Attributes:
+      like: leaves, treedef and key paths of the tree to restore into; None for the saved one.
+      shardings: None for the saved ones or those of `like`; "numpy"; a Sharding, or a
+        prefix tree of them.
+      casting: NumPy's word for what dtypes may become.
+    """
+
+    like: Like | None
+    shardings: object
+    casting: Casting
+    devices: tuple[jax.Device, ...]
+    default_device: jax.Device | str | None
+    x64: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A tree to restore into."""
+
+    leaves: list[object]
+    treedef: structure.PyTreeDef
+    paths: list[str]
+
+
+def request(like: object, shardings: object, casting: object) -> Request:
+    """The request for these arguments, checked as far as they go without the checkpoint.
+
+    Raises:
+      InvalidOption: `casting` or `shardings` is nothing that it can be.
+      UnsupportedLeaf: `like` cannot be flattened.
+    """
+    if isinstance(shardings, str) and shardings != "numpy":
+        raise InvalidOption(f"shardings is 'numpy', a Sharding or a tree of them, not {shardings!r}")
+    target = None
+    if like is not None:
+        leaves, treedef = structure.flatten(like)
+        target = Like(leaves, treedef, structure.key_paths(like))
+    return Request(
+        like=target,
+        shardings=shardings,
+        casting=parse_casting(casting),
+        devices=tuple(jax.devices()),
+        default_device=jax.config.jax_default_device,
+        x64=bool(jax.config.jax_enable_x64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a saved leaf becomes.
+
+    Attributes:
+      leaf: its number in the manifest.
+      on_device: whether its arrays become jax Arrays, with `sharding`, or as jax
+        places them by itself where that is None.
+      dtype: what its main array is cast to, None to keep it.
+      finish: makes the leaf of its arrays.
+    """
+
+    leaf: int
+    finish: Callable[[Mapping[str, Array]], object]
+    on_device: bool = False
+    sharding: Sharding | None = None
+    dtype: np.dtype | None = None
+
+
+@dataclass(slots=True)
+class _Matching:
+    """Collects the goals of a load and every reason why it cannot be."""
+
+    manifest: Manifest
+    request: Request
+    registry: Registry
+    faults: list[str] = field(default_factory=list)
+
+    def goals(self) -> list[Goal]:
+        """The goal of each leaf, in the order of the tree that is restored into."""
+        like = self.request.like
+        saved = {leaf.path: number for number, leaf in enumerate(self.manifest.leaves)}
+        if like is None:
+            tree = structure.build(self.manifest.structure, range(len(saved)))
+            places = self._places(tree, len(saved))
+            return [self._as_saved(*pair) for pair in enumerate(places)]
+        places = self._places(jax.tree_util.tree_unflatten(like.treedef, like.leaves), len(like.leaves))
+        goals = []
+        for path, target, place in zip(like.paths, like.leaves, places, strict=True):
+            if path not in saved:
+                self.faults.append(f"{path!r}: asked for {_describe(target)}, not saved")
+            else:
+                goals.append(self._as_target(saved[path], target, place))
+        for path in saved.keys() - set(like.paths):
+            entry = self.manifest.leaves[saved[path]]
+            self.faults.append(f"{path!r}: saved {_saved(entry)}, not asked for")
+        return goals
+
+    def _places(self, tree: object, count: int) -> list[object]:
+        """The sharding that the caller wants for each leaf of `tree`, None where nothing was said."""
+        wanted = self.request.shardings
+        if wanted is None or isinstance(wanted, str | Sharding):
+            return [wanted] * count
+        try:
+            spread = jax.tree.broadcast(wanted, tree, is_leaf=lambda x: x is None)
+        except ValueError as error:
+            raise TreeMismatch(f"shardings is no prefix of the tree: {error}") from error
+        places = jax.tree.leaves(spread, is_leaf=lambda x: x is None)
+        for place in places:
+            if place is not None and not isinstance(place, Sharding):
+                raise InvalidOption(f"shardings holds a {type(place).__name__}, no Sharding")
+        return list(places)
+
+    def _as_saved(self, number: int, place: object) -> Goal:
+        entry = self.manifest.leaves[number]
+        handler = self.registry.named(entry.handler, entry.path)
+        goal = Goal(number, lambda arrays: handler.decode(entry.value, arrays))
+        if not entry.arrays or entry.arrays[0].sharding is None or place == "numpy":
+            return goal
+        return self._on_device(goal, entry, entry.arrays[0], place)
+
+    def _on_device(self, goal: Goal, entry: LeafEntry, array: ArrayEntry, place: object) -> Goal:
+        """The goal with a sharding: the caller's, else the saved one where the devices allow it."""
+        dtype = goal.dtype or DTYPES[array.dtype]
+        if dtype.name in _WIDE and not self.request.x64:
+            self.faults.append(
+                f"{entry.path!r}: saved {_saved(entry)}; jax holds {dtype.name} only with "
+                "jax_enable_x64: switch it on, or load with shardings='numpy' or a narrower like="
+            )
+        target = place if isinstance(place, Sharding) else None
+        if target is None and array.sharding is not None:
+            target = shardings_on_disk.rebuild(array.sharding, self.request.devices)
+        return replace(goal, on_device=True, sharding=target)
+
+    def _as_target(self, number: int, target: object, place: object) -> Goal:
+        entry = self.manifest.leaves[number]
+        handler = self.registry.find(target)
+        shape, dtype = _form(entry)
+        if isinstance(target, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+            wanted = np.dtype(target.dtype)
+            if dtype is None or shape != tuple(target.shape) or not self._castable(dtype, wanted):
+                return self._fault(number, target)
+            return self._as_array(number, target, wanted, place)
+        if type(target) in _NUMBERS:
+            if dtype is None or shape != () or not self._castable(dtype, np.dtype(_NUMBERS[type(target)])):
+                return self._fault(number, target)
+            kind = type(target)
+            return Goal(number, lambda arrays: kind(_value(entry, arrays)))
+        if handler is None or handler.name != entry.handler or (
+            isinstance(target, str) != isinstance(entry.value, str) and not entry.arrays
+        ):
+            return self._fault(number, target)
+        return Goal(number, lambda arrays: handler.decode(entry.value, arrays))
+
+    def _as_array(self, number: int, target: object, dtype: np.dtype, place: object) -> Goal:
+        entry = self.manifest.leaves[number]
+        goal = Goal(number, lambda arrays: arrays[""], dtype=dtype)
+        if isinstance(target, np.generic):
+            return replace(goal, finish=lambda arrays: np.asarray(arrays[""])[()])
+        if isinstance(target, np.ndarray) or place == "numpy":
+            return goal
+        if place is None and isinstance(target, jax.ShapeDtypeStruct):
+            place = target.sharding
+        elif place is None and isinstance(target, jax.Array) and target.committed:
+            place = target.sharding
+        array = entry.arrays[0] if entry.arrays else ArrayEntry(dtype.name, ())
+        if isinstance(target, jax.Array):
+            array = ArrayEntry(array.dtype, array.shape)  # its placing counts, not the saved one
+        return self._on_device(goal, entry, array, place)
+
+    def _castable(self, source: np.dtype, target: np.dtype) -> bool:
+        return can_cast(source, target, self.request.casting)
+
+    def _fault(self, number: int, target: object) -> Goal:
+        entry = self.manifest.leaves[number]
+        self.faults.append(
+            f"{entry.path!r}: saved {_saved(entry)}, asked for {_describe(target)}"
+            f" (casting={self.request.casting!r})"
+        )
+        return Goal(number, lambda _: None)
+
+
+def match(manifest: Manifest, request: Request, registry: Registry) -> list[Goal]:
+    """What each leaf becomes, in the order of the tree that is restored into. Pure.
+
+    Raises:
+      TreeMismatch: saved tree and request differ; lists every difference.
+    """
+    matching = _Matching(manifest, request, registry)
+    goals = matching.goals()
+    if matching.faults:
+        raise TreeMismatch(
+            "the saved tree is not the one asked for:\n  " + "\n  ".join(sorted(matching.faults))
+        )
+    return goals
+
+
+async def load(
+    storage: Storage,
+    name: str,
+    request: Request,
+    registry: Registry,
+    limiter: ByteLimiter,
+    future: LoadFuture,
+) -> object:
+    """Read the step `name` and make the tree that was asked for; tells `future` on the way.
+
+    Raises:
+      NoSuchStep: there is no commit record of that name.
+      TreeMismatch: saved tree and request differ; nothing but the manifest was read.
+      DamagedStep: bytes are missing or are not those that were saved.
+      UnsupportedFormat: the step was written by a newer version.
+    """
+    try:
+        record = await read_record(storage, name)
+    except MissingFile as error:
+        raise NoSuchStep("there is no checkpoint here", file=f"{storage.root}/{name}") from error
+    manifest = await read_manifest(storage, name, record)
+    future.structure = describe(manifest, request)
+    assembly = _Assembly(manifest, match(manifest, request, registry), request, future)
+    await assembly.deliver(assembly.without_bytes())
+    reader = Reader(storage, name, manifest.packs, limiter)
+    await reader.read(assembly.wanted(), assembly.deliver)
+    leaves = assembly.finish()
+    if request.like is not None:
+        return jax.tree_util.tree_unflatten(request.like.treedef, leaves)
+    return structure.build(manifest.structure, leaves)
+
+
+class _Assembly:
+    """Arrays as they arrive, cast and placed, until the leaves can be made of them."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        goals: Sequence[Goal],
+        request: Request,
+        future: LoadFuture,
+    ) -> None:
+        self._manifest = manifest
+        self._goals = {goal.leaf: goal for goal in goals}
+        self._request = request
+        self._future = future
+        self._arrays: dict[int, dict[str, Array]] = defaultdict(dict)
+        wanted = self.wanted()
+        future.progress = Progress(
+            bytes_total=sum(want.entry.nbytes for want in wanted),
+            leaves_done=len(goals) - len({want.leaf for want in wanted}),
+            leaves_total=len(goals),
+        )
+
+    def wanted(self) -> list[Wanted]:
+        """Every array that has bytes to read."""
+        return [
+            Wanted(number, leaf.path, array)
+            for number, leaf in enumerate(self._manifest.leaves)
+            if number in self._goals
+            for array in leaf.arrays
+            if array.nbytes
+        ]
+
+    def without_bytes(self) -> Found:
+        """The arrays that need no reading: empty ones, and those made of a Python number."""
+        found: dict[tuple[int, str], np.ndarray] = {}
+        for number, goal in self._goals.items():
+            entry = self._manifest.leaves[number]
+            for array in entry.arrays:
+                if not array.nbytes:
+                    found[number, array.name] = np.empty(array.shape, DTYPES[array.dtype])
+            if goal.dtype is not None and not entry.arrays:
+                found[number, ""] = np.asarray(_value(entry, {}))
+        return found
+
+    async def deliver(self, found: Found) -> None:
+        """Cast and place a group of arrays; their buffer is jax's or the caller's afterwards."""
+        await anyio.to_thread.run_sync(self._place, found)
+        done, read = self._future.progress, [array for array in found.values() if array.nbytes]
+        self._future.progress = replace(
+            done,
+            bytes_done=min(done.bytes_total, done.bytes_done + sum(a.nbytes for a in read)),
+            leaves_done=min(done.leaves_total, done.leaves_done + len(read)),
+        )
+
+    def _place(self, found: Found) -> None:
+        batches: dict[Sharding | None, list[tuple[int, str, np.ndarray]]] = defaultdict(list)
+        for (number, name), host in found.items():
+            goal = self._goals[number]
+            array = host if goal.dtype is None else host.astype(goal.dtype, copy=False)
+            if goal.on_device:
+                batches[goal.sharding].append((number, name, array))
+            else:
+                # Arrays that share a buffer part here: the caller may write to these.
+                self._arrays[number][name] = array.copy() if len(found) > 1 else array
+        with jax.enable_x64(True), jax.default_device(self._request.default_device):
+            for sharding, batch in batches.items():
+                # One call for all: device_put costs 30 us a leaf, three times that one by one.
+                placed = jax.device_put([array for *_, array in batch], sharding)
+                for (number, name, _), array in zip(batch, jax.block_until_ready(placed), strict=True):
+                    self._arrays[number][name] = array
+
+    def finish(self) -> list[object]:
+        """The leaves, in the order of the goals."""
+        leaves = []
+        for goal in self._goals.values():
+            try:
+                leaves.append(goal.finish(self._arrays[goal.leaf]))
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                entry = self._manifest.leaves[goal.leaf]
+                raise DamagedStep(
+                    f"a leaf stored by handler {entry.handler!r} cannot be made: {error}",
+                    leaf=entry.path,
+                ) from error
+        return leaves
+
+
+def describe(manifest: Manifest, request: Request) -> object:
+    """The saved tree with a `jax.ShapeDtypeStruct` for each array, in the structure of `like`."""
+    forms = {
+        leaf.path: jax.ShapeDtypeStruct(leaf.arrays[0].shape, DTYPES[leaf.arrays[0].dtype])
+        if leaf.arrays
+        else leaf.value
+        for leaf in manifest.leaves
+    }
+    if request.like is not None:
+        return jax.tree_util.tree_unflatten(
+            request.like.treedef, [forms.get(path) for path in request.like.paths]
+        )
+    with contextlib.suppress(TreeMismatch):  # a class that comes back through `like` alone
+        return structure.build(manifest.structure, list(forms.values()))
+    return forms
+
+
+def _form(entry: LeafEntry) -> tuple[Shape | None, np.dtype | None]:
+    """Shape and dtype of a leaf that is a number or an array of them; None twice for others."""
+    if entry.handler == "bytes":
+        return None, None
+    if entry.arrays:
+        return entry.arrays[0].shape, DTYPES[entry.arrays[0].dtype]
+    value = _value(entry, {})
+    return ((), np.dtype(_NUMBERS[type(value)])) if type(value) in _NUMBERS else (None, None)
+
+
+def _value(entry: LeafEntry, arrays: Mapping[str, Array]) -> object:
+    """The Python value of a scalar leaf."""
+    return np.asarray(arrays[""]).item() if arrays else from_json(entry.value)
+
+
+def _saved(entry: LeafEntry) -> str:
+    shape, dtype = _form(entry)
+    if entry.arrays and dtype is not None:
+        return f"{dtype.name}[{','.join(map(str, shape or ()))}]"
+    return entry.handler if entry.handler != "python" else type(_value(entry, {})).__name__
+
+
+def _describe(target: object) -> str:
+    shape = getattr(target, "shape", None)
+    if shape is None:
+        return type(target).__name__
+    return f"{np.dtype(getattr(target, 'dtype', None)).name}[{','.join(map(str, shape))}]"

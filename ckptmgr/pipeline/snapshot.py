@@ -1,0 +1,253 @@
+"""The snapshot: the tree's bytes made ours, the only stage in the trainer's thread.
+
+Large jax arrays on CPU are viewed: no copy, and donation or deletion leaves a view
+alone. Everything else is copied under the limiter: small arrays straight into the
+buffer of the pack, large ones chunk by chunk while earlier chunks are being written,
+so a tree larger than the limit goes through it. Once `take` has returned, whatever
+happens to the tree no longer matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from ckptmgr.errors import UnsupportedLeaf
+from ckptmgr.future import settled
+from ckptmgr.limiter import ByteLimiter, Lease
+from ckptmgr.pipeline.plan import Box, File, Plan, PlannedArray
+from ckptmgr.tree.handlers import Array
+
+
+@dataclass(slots=True)
+class Piece:
+    """The bytes of one file, and the lease to release once they are written."""
+
+    file: File
+    data: memoryview
+    lease: Lease
+
+
+class Handover:
+    """Pieces on their way from the trainer's thread to the service; any thread, any loop.
+
+    A piece that nobody will write any more is released by whoever holds it last.
+    """
+
+    def __init__(self, began: Callable[[], None]) -> None:
+        self._began = began  # called once, at the first push: the service sleeps until then
+        self._mutex = threading.Lock()
+        self._pieces: deque[Piece] = deque()
+        self._closed = False
+        self._abandoned = False
+        self._more: Future[None] = Future()
+
+    def push(self, pieces: Sequence[Piece]) -> bool:
+        """Hand pieces over; False where nobody wants them, so the rest need not be made."""
+        with self._mutex:
+            wanted = not self._abandoned
+            if wanted:
+                self._pieces.extend(pieces)
+        if not wanted:
+            for piece in pieces:
+                piece.lease.release()
+        elif pieces:
+            self._notify()
+        return wanted
+
+    def close(self) -> None:
+        """That was the last piece."""
+        with self._mutex:
+            self._closed = True
+        self._notify()
+
+    def abandon(self) -> None:
+        """Release what is here and refuse what is still to come."""
+        with self._mutex:
+            self._abandoned = True
+            pieces, self._pieces = self._pieces, deque()
+        for piece in pieces:
+            piece.lease.release()
+
+    async def get(self) -> Piece | None:
+        """The next piece, once there is one; None after the last."""
+        while True:
+            with self._mutex:
+                if self._pieces:
+                    return self._pieces.popleft()
+                if self._closed:
+                    return None
+                more = self._more
+            await settled(more)
+
+    def _notify(self) -> None:
+        with self._mutex:
+            more, self._more = self._more, Future()
+            began, self._began = self._began, _nothing
+        more.set_result(None)
+        began()
+
+
+def _nothing() -> None:
+    pass
+
+
+def take(
+    plan: Plan, leaves: Sequence[object], limiter: ByteLimiter, handover: Handover, *, borrow: bool
+) -> None:
+    """Make every byte of the tree ours and hand it over. Blocks while the limiter is full.
+
+    `borrow`: view what can be viewed instead of copying it.
+
+    Raises:
+      UnsupportedLeaf: an array was deleted or donated before.
+    """
+    camera = _Camera(plan, leaves, limiter, handover, borrow)
+    try:
+        if camera.packs() and all(camera.array(array) for array in plan.own):
+            camera.flush()
+    finally:
+        camera.drop()
+
+
+class _Camera:
+    """One snapshot: the pieces made so far, handed over before anything that may block."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        leaves: Sequence[object],
+        limiter: ByteLimiter,
+        handover: Handover,
+        borrow: bool,
+    ) -> None:
+        self._plan = plan
+        self._leaves = leaves
+        self._limiter = limiter
+        self._handover = handover
+        self._borrow = borrow
+        self._ready: list[Piece] = []
+
+    def flush(self) -> bool:
+        """Hand over what is ready; False where nobody wants it."""
+        ready, self._ready = self._ready, []
+        return self._handover.push(ready)
+
+    def drop(self) -> None:
+        """Release what was not handed over."""
+        for piece in self._ready:
+            piece.lease.release()
+
+    def _acquire(self, nbytes: int) -> Lease | None:
+        """A lease, or None where nobody wants the bytes. Earlier pieces are let go first."""
+        return self._limiter.acquire(nbytes) if self.flush() else None
+
+    def packs(self) -> bool:
+        """Copy the small arrays; False where nobody wants them."""
+        packed = iter(self._plan.packed)
+        for file in self._plan.pack_files:
+            lease = self._acquire(file.nbytes)
+            if lease is None:
+                return False
+            with _released_on_error(lease):
+                buffer = np.zeros(file.spans[-1][1], np.uint8)
+                for start, stop in file.spans:
+                    self._copy_small(next(packed), buffer[start:stop])
+            self._ready.append(Piece(file, memoryview(buffer), lease))
+        return True
+
+    def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
+        source = self._source(array)
+        if len(array.boxes) == 1:
+            host = _host(source, array.boxes[0], self._plan.paths[array.leaf])
+            target.view(array.dtype)[...] = host.reshape(-1)
+            return
+        whole = target.view(array.dtype).reshape(array.shape)
+        for box in array.boxes:
+            whole[box.index] = _host(source, box, self._plan.paths[array.leaf])
+
+    def _source(self, array: PlannedArray) -> Array:
+        leaf = self._leaves[array.leaf]
+        if isinstance(leaf, jax.Array):
+            return leaf
+        return self._plan.handlers[array.leaf].arrays(leaf)[array.name]
+
+    def array(self, array: PlannedArray) -> bool:
+        """View or copy a large array, box by box; False where nobody wants it."""
+        source, path = self._source(array), self._plan.paths[array.leaf]
+        return all(self._box(array, source, box, path) for box in array.boxes)
+
+    def _box(self, array: PlannedArray, source: Array, box: Box, path: str) -> bool:
+        nbytes = math.prod(s.stop - s.start for s in box.index) * array.dtype.itemsize
+        if isinstance(source, np.ndarray):
+            return self._chunks(source, box)
+        if array.viewable:
+            view = _host(source, box, path)
+            if self._borrow and view.flags.c_contiguous:
+                self._share(view, box, self._limiter.borrow(nbytes))
+                return True
+            return self._chunks(view, box)
+        # The copy is jax's to make, in one piece: from an accelerator, or to unpack it.
+        lease = self._acquire(nbytes)
+        if lease is None:
+            return False
+        with _released_on_error(lease):
+            host = np.ascontiguousarray(_host(source, box, path))
+        self._share(host, box, lease)
+        return True
+
+    def _share(self, host: np.ndarray, box: Box, lease: Lease) -> None:
+        """Cut a host array that lives until its last chunk is written."""
+        lease.share(len(box.chunks))
+        for file, part in box.chunks:
+            self._ready.append(Piece(file, _bytes(host[part]), lease))
+
+    def _chunks(self, host: np.ndarray, box: Box) -> bool:
+        """Copy a host array chunk by chunk, each under a lease of its own."""
+        for file, part in box.chunks:
+            source = host[part]
+            lease = self._acquire(source.nbytes)
+            if lease is None:
+                return False
+            with _released_on_error(lease):
+                # np.copyto also turns big-endian into the little-endian that is stored.
+                copy = np.empty(source.shape, source.dtype.newbyteorder("="))
+                np.copyto(copy, source)
+            self._ready.append(Piece(file, _bytes(copy), lease))
+        return True
+
+
+@contextlib.contextmanager
+def _released_on_error(lease: Lease) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        lease.release()
+        raise
+
+
+def _host(source: Array, box: Box, path: str) -> np.ndarray:
+    """The host array of a box: a view where jax gives one."""
+    if isinstance(source, np.ndarray):
+        return source
+    try:
+        # Through the shard: the array itself would keep the view, and with it the memory.
+        return np.asarray(source if box.shard is None else source.addressable_data(box.shard))
+    except RuntimeError as error:
+        if not source.is_deleted():
+            raise
+        raise UnsupportedLeaf(
+            "this array was deleted or donated before save() was called", leaf=path
+        ) from error
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))

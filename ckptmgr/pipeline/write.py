@@ -1,0 +1,83 @@
+"""The write stage: pieces become files and digests, a few at a time.
+
+Each piece is digested, put as one durable file (data, zeros up to the chunk's edge,
+crc32c) and released. A put that has begun is finished; cancellation only keeps the
+next from beginning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import anyio.to_thread
+
+from ckptmgr.format.digest import ZEROS, chunk_checksum, digest
+from ckptmgr.future import Progress
+from ckptmgr.pipeline.plan import Plan
+from ckptmgr.pipeline.snapshot import Handover, Piece
+from ckptmgr.pipeline.workers import run_workers
+from ckptmgr.storage.base import Attempt, Bytes
+
+
+async def write(
+    plan: Plan,
+    handover: Handover,
+    attempt: Attempt,
+    tasks: int,
+    report: Callable[[Progress], None],
+) -> list[str]:
+    """Write every piece that is handed over; returns the digest of each slot.
+
+    `tasks` pieces are in work at a time. `report` hears the progress after each.
+    """
+    digests = [""] * len(plan.slot_leaf)
+    tally = _Tally(plan, report)
+
+    async def worker() -> None:
+        while (piece := await handover.get()) is not None:
+            try:
+                found, parts = await anyio.to_thread.run_sync(_encode, piece)
+                await attempt.put(piece.file.path, parts)
+            finally:
+                piece.lease.release()
+            digests[piece.file.slot : piece.file.slot + len(found)] = found
+            tally.wrote(piece)
+            del piece, parts  # the memory goes before the next piece comes
+
+    await run_workers(tasks, worker)
+    return digests
+
+
+def _encode(piece: Piece) -> tuple[list[str], list[Bytes]]:
+    """The digests of the piece's spans, and the parts of its file."""
+    data, padding = piece.data, piece.file.nbytes - len(piece.data)
+    found = [digest(data[start:stop]) for start, stop in piece.file.spans]
+    checksum = chunk_checksum(data, padding)
+    whole, rest = divmod(padding, len(ZEROS))
+    return found, [data, *[ZEROS] * whole, ZEROS[:rest], checksum]
+
+
+class _Tally:
+    """Counts bytes and whole leaves as their files become durable."""
+
+    def __init__(self, plan: Plan, report: Callable[[Progress], None]) -> None:
+        self._plan = plan
+        self._report = report
+        self._left = Counter(plan.slot_leaf)
+        self._leaves = len(plan.paths) - len(self._left)  # those without bytes are done
+        self._bytes = 0
+        self._tell()
+
+    def wrote(self, piece: Piece) -> None:
+        file = piece.file
+        self._bytes += sum(stop - start for start, stop in file.spans)
+        for leaf in self._plan.slot_leaf[file.slot : file.slot + len(file.spans)]:
+            self._left[leaf] -= 1
+            self._leaves += not self._left[leaf]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._report(
+            Progress(self._bytes, self._plan.nbytes, self._leaves, len(self._plan.paths))
+        )

@@ -1,0 +1,393 @@
+"""The service: one daemon thread with an anyio event loop that saves and loads.
+
+Saves wait in a queue and run one at a time; loads run beside them. The trainer's
+threads meet the loop in two places only: the queue, under one condition, and the
+futures. The store's lock is held by the thread itself, so it is let go exactly when
+the last work has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+from absl import logging
+from anyio.from_thread import BlockingPortal
+
+from ckptmgr.errors import CheckpointError, ManagerClosed, NoSpace, StepExists, WaitTimeout
+from ckptmgr.format.manifest import CommitRecord
+from ckptmgr.format.scalar import JSON
+from ckptmgr.format.step import StepInfo
+from ckptmgr.future import LoadFuture, Progress, SaveFuture, State, settled
+from ckptmgr.limiter import ByteLimiter
+from ckptmgr.pipeline import commit, write
+from ckptmgr.pipeline.header import Header
+from ckptmgr.pipeline.plan import Plan
+from ckptmgr.pipeline.snapshot import Handover, take
+from ckptmgr.storage.base import Storage
+
+END_SECONDS: Final = 600.0  # how long close(), and the interpreter's exit, wait at the most
+INTERRUPTED_SECONDS: Final = 30.0  # the same after Ctrl-C
+_JOIN_SECONDS: Final = 5.0
+OnBusy = Literal["wait", "skip", "replace"]
+T = TypeVar("T")
+
+
+class Ledger(Protocol):
+    """What keeps the books of a directory: told of each commit, then asked to tidy up."""
+
+    async def refresh(self) -> None:
+        """Look at what is there; once, before any work."""
+
+    def commit_time(self) -> float:
+        """The time for the next commit record, in seconds since the epoch."""
+
+    def add(self, name: str, record: CommitRecord) -> StepInfo:
+        """Note what was committed."""
+
+    async def retain(self) -> None:
+        """Delete what is not to be kept. Never raises."""
+
+
+@dataclass(slots=True, eq=False)
+class SaveJob:
+    """A save on its way: what to write, and where its snapshot and its outcome go."""
+
+    name: str
+    plan: Plan
+    leaves: list[object]  # emptied by the snapshot: the tree is not ours to keep
+    header: Header
+    replace: bool
+    future: SaveFuture
+    handover: Handover
+    values: list[JSON] = field(default_factory=list)
+    scope: anyio.CancelScope | None = field(default=None)
+
+
+class Service:
+    """Runs the saves and loads of one directory until it is closed.
+
+    Args:
+      storage: where to.
+      ledger: its books.
+      max_pending: how many saves may wait behind the one being written.
+      writer: take the lock and sweep; False only reads.
+    """
+
+    def __init__(self, storage: Storage, ledger: Ledger, max_pending: int, *, writer: bool) -> None:
+        self._storage = storage
+        self._ledger = ledger
+        self._max_pending = max_pending
+        self._writer = writer
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._queue: deque[SaveJob] = deque()
+        self._active: SaveJob | None = None
+        self._loads: set[LoadFuture] = set()
+        self._closing = False
+        self._work: Future[None] = Future()
+        self._callbacks: list[threading.Thread] = []
+        opened: Future[BlockingPortal] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(opened,), name="ckptmgr", daemon=True
+        )
+        atexit.register(self.close_quietly)
+        self._thread.start()
+        self._portal = opened.result()
+
+    # The trainer's side: any thread but the service's own.
+
+    def save(self, job: SaveJob, limiter: ByteLimiter, on_busy: OnBusy, *, borrow: bool) -> bool:
+        """Queue a save and take its snapshot; False where it is skipped because of `on_busy`.
+
+        Blocks for the snapshot, for room under the limiter, and for a place in the queue
+        if `on_busy` is "wait". Whatever it raises, nothing is left behind.
+        """
+        if not self._admit(job, on_busy):
+            job.future.resolve(State.SKIPPED, None)
+            return False
+        try:
+            pairs = zip(job.plan.handlers, job.leaves, strict=True)
+            job.values = [handler.value(leaf) for handler, leaf in pairs]
+            take(job.plan, job.leaves, limiter, job.handover, borrow=borrow)
+        except BaseException:
+            self._withdraw(job)
+            raise
+        job.leaves = []
+        job.handover.close()
+        return True
+
+    def _admit(self, job: SaveJob, on_busy: OnBusy) -> bool:
+        """Give a save its place in the queue; False where it is skipped. Blocks by `on_busy`.
+
+        Raises:
+          StepExists: a save of that name waits or runs, and this one does not overwrite.
+          ManagerClosed: the service no longer takes any.
+        """
+        with self._changed:
+            while True:
+                self._refuse(job)
+                if len(self._queue) + (self._active is not None) <= self._max_pending:
+                    break
+                if on_busy == "skip":
+                    return False
+                if on_busy == "replace" and self._queue:
+                    self._queue[0].future.cancel()  # its wakeup takes it out of the queue
+                else:
+                    self._changed.wait()
+            self._queue.append(job)
+        job.future.add_wakeup(lambda: self._ended(job))
+        return True
+
+    def _refuse(self, job: SaveJob) -> None:
+        self.check_open()
+        running = [self._active] if self._active else []
+        if not job.replace and any(other.name == job.name for other in [*running, *self._queue]):
+            raise StepExists("a save of this step is queued already", step=job.future.step)
+
+    def check_open(self) -> None:
+        """Raise ManagerClosed where no work is taken any more."""
+        if os.getpid() != self._pid:
+            raise ManagerClosed("this manager belongs to the parent process; open one of your own")
+        if self._closing:
+            raise ManagerClosed("this manager was closed")
+
+    def _withdraw(self, job: SaveJob) -> None:
+        """Undo `_admit` after a failed snapshot; on return nothing of the save is left."""
+        job.future.cancel()
+        with self._changed:
+            self._changed.wait_for(lambda: job is not self._active)
+
+    def kick(self) -> None:
+        """There is something to do."""
+        with self._changed:
+            work, self._work = self._work, Future()
+        work.set_result(None)
+
+    def pending(self) -> list[int]:
+        """The steps that wait or are being written, in the order of their saves."""
+        with self._changed:
+            jobs = [self._active, *self._queue] if self._active else list(self._queue)
+        return [job.future.step for job in jobs if job.future.step is not None]
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Run a coroutine function on the service's loop and wait for its result."""
+        self.check_open()
+        return self._portal.call(function, *args)
+
+    def load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
+        """Run `work` beside the saves; its result or error goes into `future`."""
+        with self._changed:
+            self.check_open()
+            self._loads.add(future)
+        self._portal.start_task_soon(self._load, future, work)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until no save waits or runs.
+
+        Raises:
+          WaitTimeout: `timeout` seconds went by first; the saves go on.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._queue and not self._active, timeout):
+                raise WaitTimeout(f"saves are still running after {timeout} s: {self.pending()}")
+
+    def finish(self) -> None:
+        """Take no more work; the thread ends by itself after what there is."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self.kick()
+
+    def close(self, timeout: float = END_SECONDS) -> None:
+        """Finish what waits and runs, then end the thread and let the lock go.
+
+        Raises:
+          WaitTimeout: it took longer; what was not finished by then is cancelled.
+        """
+        if os.getpid() != self._pid:
+            return
+        deadline = time.monotonic() + timeout
+        self.finish()
+        late: list[int] = []
+        try:
+            with self._changed:
+                if not self._changed.wait_for(self._is_idle, timeout):
+                    late = self.pending()
+        finally:
+            self._end(deadline)
+        if late:
+            raise WaitTimeout(f"gave up saves that were not done within {timeout} s: {late}")
+
+    def _is_idle(self) -> bool:
+        return not self._queue and not self._active and not self._loads
+
+    def _end(self, deadline: float) -> None:
+        with self._changed:
+            rest = [*(job.future for job in self._queue), *self._loads]
+            if self._active:
+                rest.append(self._active.future)
+        for future in rest:
+            future.cancel()
+        if self._thread is threading.current_thread():
+            return  # garbage collection may call from the thread itself, which then ends by itself
+        for thread in [self._thread, *self._callbacks]:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), _JOIN_SECONDS))
+
+    def close_quietly(self, timeout: float = END_SECONDS) -> None:
+        """Close where there is nobody to raise to: at exit, from garbage collection, under an error."""
+        try:
+            self.close(timeout)
+        except CheckpointError as error:
+            logging.error("on closing: %s", error)
+
+    def dispatch(self, callbacks: Callable[[], None]) -> None:
+        """Run the callbacks of a future in a thread of their own."""
+        thread = threading.Thread(target=callbacks, name="ckptmgr callbacks", daemon=True)
+        self._callbacks = [t for t in self._callbacks if t.is_alive()]
+        self._callbacks.append(thread)
+        thread.start()
+
+    def _ended(self, job: SaveJob) -> None:
+        """A future ended, by `cancel()` perhaps: take the job out, or stop it."""
+        if not job.future.cancelled():
+            return
+        job.handover.abandon()
+        with self._changed:
+            if job in self._queue:
+                self._queue.remove(job)
+                self._changed.notify_all()
+        if job.scope is not None:
+            self._soon(job.scope.cancel)
+
+    # The loop's side.
+
+    def _run(self, opened: Future[BlockingPortal]) -> None:
+        try:
+            anyio.run(self._main, opened)
+        except BaseException as error:  # noqa: BLE001  # the thread's end: it goes to who waits
+            if opened.done():
+                logging.error("the checkpoint service ended: %r", error)
+            else:
+                opened.set_exception(error)
+        finally:
+            atexit.unregister(self.close_quietly)
+
+    async def _main(self, opened: Future[BlockingPortal]) -> None:
+        if self._writer:
+            self._storage.create()
+        with self._storage.lock() if self._writer else contextlib.nullcontext():
+            if self._writer:
+                for name in await self._storage.sweep():
+                    logging.info("removed %s, left by a writer that died", name)
+            await self._ledger.refresh()
+            loop = asyncio.get_running_loop()
+            self._soon = lambda wake: _unless_closed(loop, wake)
+            async with BlockingPortal() as portal:
+                opened.set_result(portal)
+                await self._saves()
+                await portal.stop()
+
+    async def _saves(self) -> None:
+        """Save one after the other until the service closes."""
+        while True:
+            with self._changed:
+                if self._queue:
+                    self._active = self._queue.popleft()
+                elif self._closing and not self._loads:
+                    return
+                job, work = self._active, self._work
+            if job is None:
+                await settled(work)
+                continue
+            try:
+                await self._save(job)
+            finally:
+                job.handover.abandon()
+                with self._changed:
+                    self._active = None
+                    self._changed.notify_all()
+
+    async def _save(self, job: SaveJob) -> None:
+        outcome: StepInfo | BaseException | None = None
+        with anyio.CancelScope() as job.scope:
+            try:
+                outcome = await self._write(job)
+            except CheckpointError as error:
+                outcome = error
+            except Exception as error:  # noqa: BLE001  # the service must outlive any save
+                outcome = CheckpointError(f"the save failed: {error!r}", step=job.future.step)
+                outcome.__cause__ = error
+        if isinstance(outcome, CheckpointError):
+            outcome.step = job.future.step if outcome.step is None else outcome.step
+            logging.error("a save failed: %s", outcome)
+            job.future.resolve(State.FAILED, outcome)
+        elif outcome is not None:
+            job.future.resolve(State.COMMITTED, outcome)
+            await self._ledger.retain()
+
+    async def _write(self, job: SaveJob) -> StepInfo | None:
+        """Write and commit; None where it was cancelled before the commit."""
+        future, plan, tasks = job.future, job.plan, self._storage.write_tasks
+        if not future.advance(State.WRITING):
+            return None
+        free = self._storage.free_bytes()
+        if free is not None and free < plan.nbytes:
+            raise NoSpace(
+                f"the step needs {plan.nbytes} bytes and {free} are free; free some or keep fewer steps",
+                file=self._storage.root,
+            )
+
+        def report(progress: Progress) -> None:
+            future.progress = progress
+
+        async with self._storage.attempt(job.name) as attempt:
+            digests = await write.write(plan, job.handover, attempt, tasks, report)
+            await commit.put_metadata(plan, attempt, tasks)
+            manifest = await anyio.to_thread.run_sync(commit.assemble, plan, job.values, digests)
+            if not future.advance(State.COMMITTING):
+                return None
+            with anyio.CancelScope(shield=True):
+                now = self._ledger.commit_time()
+                record = await commit.commit(
+                    plan, manifest, job.header, attempt, now, replace=job.replace
+                )
+                return self._ledger.add(job.name, record)
+
+    async def _load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
+        outcome: object = None
+        try:
+            with anyio.CancelScope() as scope:
+                future.add_wakeup(lambda: future.cancelled() and self._soon(scope.cancel))
+                if future.advance(State.READING):
+                    try:
+                        outcome = await work()
+                        state = State.LOADED
+                    except CheckpointError as error:
+                        outcome, state = error, State.FAILED
+                    except Exception as error:  # noqa: BLE001  # the service must outlive any load
+                        outcome, state = CheckpointError(f"the load failed: {error!r}"), State.FAILED
+                        outcome.__cause__ = error
+                    future.resolve(state, outcome)
+        finally:
+            with self._changed:
+                self._loads.discard(future)
+                self._changed.notify_all()
+            self.kick()
+
+
+def _unless_closed(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # a loop that has ended has nothing left to wake
+        loop.call_soon_threadsafe(wake)

@@ -1,0 +1,1 @@
+"""Where bytes live: a small protocol, and the stores that speak it."""

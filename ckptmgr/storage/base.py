@@ -1,0 +1,76 @@
+"""What a store must do. Every store passes the same contract suite.
+
+A store holds named steps; a key is `<step name>/<path>`. A step comes into being in an
+attempt, where its files are put one by one, and becomes visible all at once when the
+attempt is published. An attempt that is left unpublished leaves nothing behind. Every
+failure is one of ours: MissingFile, TruncatedFile, NoSpace, StepExists, StorageError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Protocol, TypeAlias
+
+Bytes: TypeAlias = bytes | memoryview
+
+
+class Attempt(Protocol):
+    """A step in the making."""
+
+    async def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Store a new file made of `parts`, durable on return. Once started it is not cancelled."""
+
+    async def publish(self, record: bytes, *, replace: bool) -> None:
+        """Add the commit record and make the step visible, durable on return.
+
+        Raises:
+          StepExists: the name is taken and `replace` is False; what is there is untouched.
+        """
+
+
+class Storage(Protocol):
+    """A place for steps.
+
+    Attributes:
+      root: its name for people.
+      write_tasks, read_tasks: how many puts, and how many reads, at a time serve it best.
+    """
+
+    root: str
+    write_tasks: int
+    read_tasks: int
+
+    def create(self) -> None:
+        """Make the place itself where it is missing; what it lies in must be there."""
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Become its one writer until the context ends.
+
+        Raises:
+          DirectoryLocked: another live writer holds it.
+        """
+
+    def taken(self, name: str) -> bool:
+        """Whether anything has the name of a step. Quick enough for the trainer's thread."""
+
+    def free_bytes(self) -> int | None:
+        """The room that is left, where that is known."""
+
+    async def names(self) -> list[str]:
+        """What lies at the top: steps, and whatever else is there."""
+
+    async def read(self, key: str, limit: int) -> bytes:
+        """The whole of a file of at most `limit` bytes."""
+
+    async def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+        """Fill `buffer` from `offset` on, of a file that must be `size` bytes long."""
+
+    def attempt(self, name: str) -> AbstractAsyncContextManager[Attempt]:
+        """Begin a step of this name."""
+
+    async def delete(self, name: str) -> None:
+        """Remove a step; a crash in between leaves nothing that counts as one."""
+
+    async def sweep(self) -> list[str]:
+        """Remove what dead writers left, for the one writer only; returns the names."""

@@ -1,0 +1,112 @@
+"""Memory: a store for tests and examples that passes the same contract suite as the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from ckptmgr.errors import DirectoryLocked, MissingFile, StepExists, TruncatedFile
+from ckptmgr.format.step import COMMIT_RECORD, step_number
+from ckptmgr.storage.base import Bytes
+
+
+class MemoryStorage:
+    """Steps as a dict of their files; shared by all managers that are given the same object."""
+
+    write_tasks = 2
+    read_tasks = 2
+
+    def __init__(self, root: str = "memory") -> None:
+        self.root = root
+        self.steps: dict[str, dict[str, bytes]] = {}
+        self._writer = threading.Lock()
+
+    def create(self) -> None:
+        """There is nothing to make."""
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._writer.acquire(blocking=False):
+            raise DirectoryLocked("another manager writes this memory", file=self.root)
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        """A lock of this object."""
+        return self._locked()
+
+    def taken(self, name: str) -> bool:
+        """Whether a step has the name."""
+        return name in self.steps
+
+    def free_bytes(self) -> int | None:
+        """Not known."""
+        return None
+
+    async def names(self) -> list[str]:
+        """The published steps."""
+        return sorted(self.steps)
+
+    def _file(self, key: str) -> bytes:
+        name, _, path = key.partition("/")
+        try:
+            return self.steps[name][path]
+        except KeyError as error:
+            raise MissingFile("this file is missing", file=key) from error
+
+    async def read(self, key: str, limit: int) -> bytes:
+        """The bytes of a file."""
+        data = self._file(key)
+        if len(data) > limit:
+            raise TruncatedFile(f"{len(data)} bytes where at most {limit} are allowed", file=key)
+        return data
+
+    async def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+        """Copy a part of a file."""
+        data = self._file(key)
+        if len(data) != size:
+            raise TruncatedFile(f"{len(data)} bytes long, not {size}", file=key)
+        if offset + len(buffer) > size:
+            raise TruncatedFile(f"the file ends at byte {size}", file=key)
+        buffer[:] = data[offset : offset + len(buffer)]
+
+    @contextlib.asynccontextmanager
+    async def attempt(self, name: str) -> AsyncIterator[MemoryAttempt]:
+        """Files kept aside until they are published."""
+        yield MemoryAttempt(self.steps, name)
+
+    async def delete(self, name: str) -> None:
+        """Forget a step."""
+        try:
+            del self.steps[name]
+        except KeyError as error:
+            raise MissingFile("this step is missing", file=name) from error
+
+    async def sweep(self) -> list[str]:
+        """Nothing outlives its writer here."""
+        return []
+
+
+class MemoryAttempt:
+    """A step being written into a dict of its own."""
+
+    def __init__(self, steps: dict[str, dict[str, bytes]], name: str) -> None:
+        self._steps = steps
+        self._name = name
+        self._files: dict[str, bytes] = {}
+
+    async def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Keep a copy."""
+        if path in self._files:
+            raise StepExists("this file was put before", file=path)
+        self._files[path] = b"".join(parts)
+
+    async def publish(self, record: bytes, *, replace: bool) -> None:
+        """Show the files under their step."""
+        if self._name in self._steps and not replace:
+            step = step_number(self._name)
+            raise StepExists("something of this name is there already", step=step, file=self._name)
+        self._steps[self._name] = {**self._files, COMMIT_RECORD: record}

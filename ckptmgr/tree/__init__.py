@@ -1,0 +1,1 @@
+"""What is in memory: leaves, the structure around them, their shardings."""

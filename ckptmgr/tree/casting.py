@@ -1,0 +1,43 @@
+"""Casting in NumPy's words, with the dtypes of ml_dtypes and Python's numbers in their places.
+
+NumPy itself calls bfloat16 and the like neither safe nor of the same kind as any
+other; here they are floats (or ints) like the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias, get_args
+
+import jax.numpy as jnp
+import numpy as np
+
+from ckptmgr.errors import InvalidOption
+
+Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+_KINDS: Final = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def parse_casting(value: object) -> Casting:
+    """One of NumPy's words.
+
+    Raises:
+      InvalidOption: it is none of them.
+    """
+    if value not in get_args(Casting):
+        raise InvalidOption(f"casting is one of {', '.join(get_args(Casting))}, not {value!r}")
+    return value  # type: ignore[return-value]  # just checked
+
+
+def can_cast(source: np.dtype, target: np.dtype, rule: Casting) -> bool:
+    """Whether `rule` lets values of `source` become `target`."""
+    if source == target or rule == "unsafe":
+        return True
+    if rule == "same_kind":
+        return _kind(source) <= _kind(target)
+    if rule == "safe":
+        return np.can_cast(source, target, "safe")
+    return False
+
+
+def _kind(dtype: np.dtype) -> int:
+    return next(place for place, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))
