@@ -44,15 +44,15 @@ class Catalog:
         """The committed steps in step order."""
         return self._steps
 
-    async def refresh(self) -> None:
+    def refresh(self) -> None:
         """Read the steps from the store. One whose commit record is damaged is left out and logged."""
         found: dict[int, StepInfo] = {}
-        for name in await self._storage.names():
+        for name in self._storage.names():
             step = step_number(name)
             if step is None:
                 continue
             try:
-                record = await read_record(self._storage, name)
+                record = read_record(self._storage, name)
             except MissingFile:
                 continue  # no commit record, no step
             except DamagedStep as error:
@@ -115,12 +115,12 @@ class Catalog:
         """Why each step there is is kept, and why each that is gone was deleted."""
         return Verdict(self.verdict().kept, dict(self._deleted))
 
-    async def retain(self) -> None:
+    def retain(self) -> None:
         """Delete what no rule keeps. What cannot be deleted now is logged and tried again next time."""
         for step, why in self.verdict().deleted.items():
             self._replace({s: info for s, info in self._steps.items() if s != step})
             try:
-                await self._storage.delete(step_name(step))
+                self._storage.delete(step_name(step))
             except CheckpointError as error:
                 logging.error("step %d could not be deleted: %s", step, error)
                 continue

@@ -10,6 +10,8 @@ import os
 import time
 from collections.abc import Mapping
 
+import anyio.to_thread
+
 from ckptmgr.catalog import Catalog
 from ckptmgr.errors import MissingFile, NoSuchStep, StepExists
 from ckptmgr.format.manifest import CommitRecord
@@ -74,7 +76,7 @@ def save_async(
     service = Service(storage, books, max_pending=0, writer=False)
     try:
         if storage.taken(name):
-            service.run(books.check, name)
+            books.check(name)
         future = SaveFuture(None, service.dispatch, plan.describe)
         job = SaveJob(name, plan, leaves, head, overwrite, future, Handover(service.kick))
         service.save(job, limiter(None), "wait", borrow=True)
@@ -128,7 +130,7 @@ def load_async(
         chosen = name
         if not chosen:
             run = Catalog(storage, KeepAll())
-            await run.refresh()
+            await anyio.to_thread.run_sync(run.refresh)
             future.step = run.find(None).step
             chosen = step_name(future.step or 0)
         return await restore.load(storage, chosen, request, Registry(), limit, future)
@@ -146,13 +148,13 @@ class _Books:
     def __init__(self, storage: LocalStorage) -> None:
         self._storage = storage
 
-    async def refresh(self) -> None:
+    def refresh(self) -> None:
         """There is nothing to know."""
 
-    async def check(self, name: str) -> None:
+    def check(self, name: str) -> None:
         """Refuse to replace what is no checkpoint."""
         try:
-            await read_record(self._storage, name)
+            read_record(self._storage, name)
         except MissingFile as error:
             raise StepExists(
                 "this path exists and is no checkpoint; it is left alone",
@@ -167,5 +169,5 @@ class _Books:
         """What was written."""
         return step_info(record, f"{self._storage.root}/{name}")
 
-    async def retain(self) -> None:
+    def retain(self) -> None:
         """There is nothing to delete."""

@@ -86,7 +86,9 @@ class CheckpointFuture(Future[T]):
         self._mutex = threading.Lock()
         self._callbacks: list[Callable[[Future[T]], object]] | None = []
         self._dispatch = dispatch
-        super().add_done_callback(self._on_done)
+        # The class's function, not a bound method: a future in a cycle with itself would
+        # keep its result, a whole restored tree perhaps, until the garbage collector runs.
+        super().add_done_callback(CheckpointFuture._on_done)  # type: ignore[arg-type]  # it is ours
 
     @property
     def state(self) -> State:
@@ -168,11 +170,11 @@ class CheckpointFuture(Future[T]):
                 return
         super().add_done_callback(fn)
 
-    def add_wakeup(self, wake: Callable[[], object]) -> None:
-        """Call `wake`, which must not block, in whichever thread ends this."""
-        super().add_done_callback(lambda _: wake())
+    def add_wakeup(self, wake: Callable[[Future[T]], object]) -> None:
+        """Call `wake(future)`, which must not block nor hold the future, in whichever thread ends it."""
+        super().add_done_callback(wake)
 
-    def _on_done(self, _: Future[T]) -> None:
+    def _on_done(self) -> None:
         with self._mutex:
             callbacks, self._callbacks = self._callbacks or [], None
         if callbacks:
@@ -221,7 +223,18 @@ class LoadFuture(CheckpointFuture[object]):
     read, None before.
     """
 
-    structure: object = None
+    def __init__(self, step: int | None, dispatch: Callable[[Callable[[], None]], None]) -> None:
+        super().__init__(step, dispatch)
+        self._describe: Callable[[], object] | None = None
+
+    def knows(self, structure: Callable[[], object]) -> None:
+        """The manifest has been read. For the service."""
+        self._describe = structure
+
+    @property
+    def structure(self) -> object:
+        """The saved tree with a `jax.ShapeDtypeStruct` for each array; None before it is known."""
+        return self._describe and self._describe()
 
 
 async def settled(future: Future[T]) -> None:
@@ -230,7 +243,7 @@ async def settled(future: Future[T]) -> None:
     loop = anyio.lowlevel.current_token().native_token
     soon = getattr(loop, "run_sync_soon", None) or loop.call_soon_threadsafe
 
-    def wake(_: object = None) -> None:
+    def wake(_: object) -> None:
         # A loop that has ended has nobody left who waits.
         with contextlib.suppress(RuntimeError):
             soon(done.set)

@@ -108,20 +108,20 @@ class ByteLimiter:
 
     def acquire(self, nbytes: int) -> Lease:
         """Take `nbytes`, blocking until they are free. Release the lease, or use it in `with`."""
-        request = self._request(nbytes)
+        request = self.request(nbytes)
         try:
             return request.result()
         except BaseException:
-            self._give_up(request)
+            self.give_up(request)
             raise
 
     async def acquire_async(self, nbytes: int) -> Lease:
         """Take `nbytes`, waiting in a task of any event loop until they are free."""
-        request = self._request(nbytes)
+        request = self.request(nbytes)
         try:
             await settled(request)
         except BaseException:
-            self._give_up(request)
+            self.give_up(request)
             raise
         return request.result()
 
@@ -138,7 +138,8 @@ class ByteLimiter:
                 self.limit_bytes, self._used, self._borrowed, self._peak, len(self._waiting)
             )
 
-    def _request(self, nbytes: int) -> Future[Lease]:
+    def request(self, nbytes: int) -> Future[Lease]:
+        """Ask for `nbytes`: a future of the lease, to wait for or to give up."""
         request: Future[Lease] = Future()
         with self._mutex:
             self._waiting.append((request, nbytes))
@@ -146,12 +147,13 @@ class ByteLimiter:
         self._hand_over(granted)
         return request
 
-    def _give_up(self, request: Future[Lease]) -> None:
+    def give_up(self, request: Future[Lease]) -> None:
+        """Take a request back; where it was granted already, its bytes are free again."""
         if request.cancel():
             with self._mutex:
                 granted = self._grant()  # who stood behind it may fit now
             self._hand_over(granted)
-        else:
+        elif not request.cancelled():
             request.result().release()
 
     def _release(self, lease: Lease, borrowed: bool) -> None:

@@ -384,7 +384,8 @@ class CheckpointManager:
     def _look(self) -> Catalog:
         """The catalog, read anew where another process writes."""
         if self._read_only:
-            self._service.run(self._catalog.refresh)
+            self._service.check_open()
+            self._catalog.refresh()
         return self._catalog
 
     def _tell_failures(self, future: SaveFuture | None) -> None:

@@ -35,7 +35,8 @@ from ckptmgr.pipeline import commit, write
 from ckptmgr.pipeline.header import Header
 from ckptmgr.pipeline.plan import Plan
 from ckptmgr.pipeline.snapshot import Handover, take
-from ckptmgr.storage.base import Storage
+from ckptmgr.pipeline.workers import left_in_thread
+from ckptmgr.storage.base import Attempt, Storage
 
 END_SECONDS: Final = 600.0  # how long close(), and the interpreter's exit, wait at the most
 INTERRUPTED_SECONDS: Final = 30.0  # the same after Ctrl-C
@@ -47,7 +48,7 @@ T = TypeVar("T")
 class Ledger(Protocol):
     """What keeps the books of a directory: told of each commit, then asked to tidy up."""
 
-    async def refresh(self) -> None:
+    def refresh(self) -> None:
         """Look at what is there; once, before any work."""
 
     def commit_time(self) -> float:
@@ -56,7 +57,7 @@ class Ledger(Protocol):
     def add(self, name: str, record: CommitRecord) -> StepInfo:
         """Note what was committed."""
 
-    async def retain(self) -> None:
+    def retain(self) -> None:
         """Delete what is not to be kept. Never raises."""
 
 
@@ -147,7 +148,7 @@ class Service:
                 else:
                     self._changed.wait()
             self._queue.append(job)
-        job.future.add_wakeup(lambda: self._ended(job))
+        job.future.add_wakeup(self._ended)
         return True
 
     def _refuse(self, job: SaveJob) -> None:
@@ -180,11 +181,6 @@ class Service:
         with self._changed:
             jobs = [self._active, *self._queue] if self._active else list(self._queue)
         return [job.future.step for job in jobs if job.future.step is not None]
-
-    def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Run a coroutine function on the service's loop and wait for its result."""
-        self.check_open()
-        return self._portal.call(function, *args)
 
     def load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work` beside the saves; its result or error goes into `future`."""
@@ -260,23 +256,32 @@ class Service:
         self._callbacks.append(thread)
         thread.start()
 
-    def _ended(self, job: SaveJob) -> None:
-        """A future ended, by `cancel()` perhaps: take the job out, or stop it."""
-        if not job.future.cancelled():
+    def _ended(self, future: Future[StepInfo | None]) -> None:
+        """A save's future ended; where by `cancel()`, take the job out of the queue or stop it."""
+        if not future.cancelled():
             return
-        job.handover.abandon()
         with self._changed:
-            if job in self._queue:
-                self._queue.remove(job)
-                self._changed.notify_all()
-        if job.scope is not None:
-            self._soon(job.scope.cancel)
+            jobs = [self._active, *self._queue] if self._active else list(self._queue)
+            for job in (job for job in jobs if job.future is future):
+                job.handover.abandon()
+                if job.scope is not None:
+                    self._soon(job.scope.cancel)
+                if job in self._queue:
+                    self._queue.remove(job)
+                    self._changed.notify_all()
 
     # The loop's side.
 
     def _run(self, opened: Future[BlockingPortal]) -> None:
         try:
-            anyio.run(self._main, opened)
+            if self._writer:
+                self._storage.create()
+            with self._storage.lock() if self._writer else contextlib.nullcontext():
+                if self._writer:
+                    for name in self._storage.sweep():
+                        logging.info("removed %s, left by a writer that died", name)
+                self._ledger.refresh()
+                anyio.run(self._main, opened)
         except BaseException as error:  # noqa: BLE001  # the thread's end: it goes to who waits
             if opened.done():
                 logging.error("the checkpoint service ended: %r", error)
@@ -286,19 +291,12 @@ class Service:
             atexit.unregister(self.close_quietly)
 
     async def _main(self, opened: Future[BlockingPortal]) -> None:
-        if self._writer:
-            self._storage.create()
-        with self._storage.lock() if self._writer else contextlib.nullcontext():
-            if self._writer:
-                for name in await self._storage.sweep():
-                    logging.info("removed %s, left by a writer that died", name)
-            await self._ledger.refresh()
-            loop = asyncio.get_running_loop()
-            self._soon = lambda wake: _unless_closed(loop, wake)
-            async with BlockingPortal() as portal:
-                opened.set_result(portal)
-                await self._saves()
-                await portal.stop()
+        loop = asyncio.get_running_loop()
+        self._soon = lambda wake: _unless_closed(loop, wake)
+        async with BlockingPortal() as portal:
+            opened.set_result(portal)
+            await self._saves()
+            await portal.stop()
 
     async def _saves(self) -> None:
         """Save one after the other until the service closes."""
@@ -336,11 +334,11 @@ class Service:
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
             job.future.resolve(State.COMMITTED, outcome)
-            await self._ledger.retain()
+            await anyio.to_thread.run_sync(self._ledger.retain)
 
     async def _write(self, job: SaveJob) -> StepInfo | None:
         """Write and commit; None where it was cancelled before the commit."""
-        future, plan, tasks = job.future, job.plan, self._storage.write_tasks
+        future, plan, threads = job.future, job.plan, self._storage.write_tasks
         if not future.advance(State.WRITING):
             return None
         free = self._storage.free_bytes()
@@ -353,24 +351,27 @@ class Service:
         def report(progress: Progress) -> None:
             future.progress = progress
 
-        async with self._storage.attempt(job.name) as attempt:
-            digests = await write.write(plan, job.handover, attempt, tasks, report)
-            await commit.put_metadata(plan, attempt, tasks)
-            manifest = await anyio.to_thread.run_sync(commit.assemble, plan, job.values, digests)
-            if not future.advance(State.COMMITTING):
-                return None
-            with anyio.CancelScope(shield=True):
-                now = self._ledger.commit_time()
-                record = await commit.commit(
-                    plan, manifest, job.header, attempt, now, replace=job.replace
-                )
-                return self._ledger.add(job.name, record)
+        async with left_in_thread(self._storage.attempt(job.name)) as attempt:
+            digests = await write.write(plan, job.handover, attempt, threads, report)
+            await commit.put_metadata(plan, attempt, threads)
+            return await anyio.to_thread.run_sync(self._commit, job, digests, attempt)
+
+    def _commit(self, job: SaveJob, digests: list[str], attempt: Attempt) -> StepInfo | None:
+        """The last part, not cancelled any more; None where it had been before."""
+        manifest = commit.assemble(job.plan, job.values, digests)
+        if not job.future.advance(State.COMMITTING):
+            return None
+        now = self._ledger.commit_time()
+        record = commit.commit(
+            job.plan, manifest, job.header, attempt, now, replace=job.replace
+        )
+        return self._ledger.add(job.name, record)
 
     async def _load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         outcome: object = None
         try:
             with anyio.CancelScope() as scope:
-                future.add_wakeup(lambda: future.cancelled() and self._soon(scope.cancel))
+                future.add_wakeup(lambda ended: ended.cancelled() and self._soon(scope.cancel))
                 if future.advance(State.READING):
                     try:
                         outcome = await work()

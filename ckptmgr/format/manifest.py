@@ -210,14 +210,21 @@ def decode_manifest(data: bytes, record: CommitRecord, file: str) -> Manifest:
 
 
 def _versioned(data: bytes, kind: type[_T], file: str) -> _T:
-    found = _parse(data, _AnyFormat, file).format
+    """Parse what has a format number; a number of another format explains why it does not parse."""
+    try:
+        parsed = _parse(data, kind, file)
+        found = getattr(parsed, "format", None)
+    except DamagedStep:
+        found = _parse(data, _AnyFormat, file).format
+        if found == FORMAT:
+            raise
     if found != FORMAT:
         raise UnsupportedFormat(
             f"format {found} is not known to this version, which reads format {FORMAT}; "
             "update ckptmgr",
             file=file,
         )
-    return _parse(data, kind, file)
+    return parsed
 
 
 def _parse(data: bytes, kind: type[_T], file: str) -> _T:
@@ -256,7 +263,8 @@ def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
         return f"unknown dtype {array.dtype!r}"
     if any(n < 0 for n in array.shape):
         return "a negative dimension"
-    if (array.grid is not None) + len(array.packed) != (array.nbytes > 0):
+    nbytes = array.nbytes
+    if (array.grid is not None) + len(array.packed) != (nbytes > 0):
         return "its bytes must lie in exactly one place"
     if array.grid:
         chunk = array.grid.chunk
@@ -266,9 +274,9 @@ def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
             return "its digests do not match its chunks"
     for box in array.packed:
         pack = packs.get(box.pack)
-        if pack is None or box.offset < 0 or box.offset + array.nbytes > pack.nbytes:
+        if pack is None or box.offset < 0 or box.offset + nbytes > pack.nbytes:
             return "it lies outside its pack"
-        if box.offset % pack.chunk + array.nbytes > pack.chunk:
+        if box.offset % pack.chunk + nbytes > pack.chunk:
             return "it crosses the chunks of its pack"
     return None
 

@@ -7,11 +7,12 @@ on it survives a power cut.
 
 from __future__ import annotations
 
+import contextlib
 import platform
+from collections import deque
 from collections.abc import Sequence
 from importlib import metadata
 
-import anyio.to_thread
 import jax
 import numpy as np
 
@@ -29,7 +30,7 @@ from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.step import ARRAYS, MANIFEST, PACKS, StepInfo, nonce
 from ckptmgr.pipeline.header import Header, fetch
 from ckptmgr.pipeline.plan import Plan
-from ckptmgr.pipeline.workers import run_workers
+from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Attempt
 
 
@@ -48,15 +49,17 @@ def zarr_files(plan: Plan) -> dict[str, bytes]:
     return files
 
 
-async def put_metadata(plan: Plan, attempt: Attempt, tasks: int) -> None:
-    """Put every zarr.json, `tasks` at a time."""
-    files = iter(zarr_files(plan).items())
+async def put_metadata(plan: Plan, attempt: Attempt, threads: int) -> None:
+    """Put every zarr.json, `threads` at a time."""
+    files = deque(zarr_files(plan).items())
 
-    async def worker() -> None:
-        for path, data in files:
-            await attempt.put(path, [data])
+    def worker() -> None:
+        with contextlib.suppress(IndexError):  # another one took the last
+            while files:
+                path, data = files.popleft()
+                attempt.put(path, [data])
 
-    await run_workers(tasks, worker)
+    await run_threads(threads, worker, files.clear)
 
 
 def assemble(plan: Plan, values: Sequence[JSON], digests: Sequence[str]) -> bytes:
@@ -71,12 +74,12 @@ def assemble(plan: Plan, values: Sequence[JSON], digests: Sequence[str]) -> byte
     return encode_manifest(Manifest(FORMAT, plan.structure, leaves, packs))
 
 
-async def commit(
+def commit(
     plan: Plan, manifest: bytes, header: Header, attempt: Attempt, now: float, *, replace: bool
 ) -> CommitRecord:
-    """Put the manifest and publish the step; durable on return.
+    """Put the manifest and publish the step; blocks until it is durable.
 
-    `now` is the commit time. `replace` lets it take the place of a step of that name.
+    Waits for metrics that are still being computed. `now` is the commit time. `replace` lets it take the place of a step of that name.
     """
     record = CommitRecord(
         format=FORMAT,
@@ -88,11 +91,11 @@ async def commit(
         manifest_digest=digest(manifest),
         nonce=nonce(),
         writer=_writer(),
-        metrics=await anyio.to_thread.run_sync(fetch, header.metrics),
+        metrics=fetch(header.metrics),
         metadata=dict(header.metadata),
     )
-    await attempt.put(MANIFEST, [manifest])
-    await attempt.publish(encode_record(record), replace=replace)
+    attempt.put(MANIFEST, [manifest])
+    attempt.publish(encode_record(record), replace=replace)
     return record
 
 

@@ -56,24 +56,20 @@ class Box:
     chunks: tuple[tuple[File, tuple[slice, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedArray:
+class PlannedArray(NamedTuple):
     """Where an array of a leaf goes: into files of its own, or `offset` bytes into the pack."""
 
     leaf: int
     name: str
     dtype: np.dtype
     shape: Shape
+    nbytes: int
     sharding: ShardingEntry | None
     viewable: bool
     boxes: tuple[Box, ...]
-    slot: int
+    slot: int = 0
     chunk: Shape | None = None
     offset: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def entry(self, digests: Sequence[str]) -> ArrayEntry:
         """What the manifest says of it, given the digests of all slots."""
@@ -83,7 +79,7 @@ class PlannedArray:
             place["grid"] = Grid(self.chunk, tuple(digests[self.slot : self.slot + count]))
         elif self.nbytes:
             place["packed"] = (PackedBox(0, self.offset, digests[self.slot]),)
-        return ArrayEntry(self.dtype.name, self.shape, self.name, self.sharding, **place)  # type: ignore[arg-type]  # the two fields above
+        return ArrayEntry(zarr.NAMES[self.dtype], self.shape, self.name, self.sharding, **place)  # type: ignore[arg-type]  # the two fields above
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,29 +172,35 @@ class _Draft:
         self._paths = paths
         self._pack_below = pack_below
         self._arrays: list[list[PlannedArray]] = [[] for _ in paths]
-        self._small: list[PlannedArray] = []
+        self._small: list[tuple[PlannedArray, int]] = []  # and its place among its leaf's arrays
+        self._layouts: dict[Hashable, _Layout] = {}
         self._slot_leaf: list[int] = []
         self._directories: dict[str, str] = {}
 
     def add(self, leaf: int, name: str, array: Array) -> None:
         """Place an array: nowhere if it is empty, else in the pack or in chunks of its own."""
-        layout = _layout(array, self._paths[leaf])
+        dtype, shape = np.dtype(array.dtype).newbyteorder("="), tuple(array.shape)
+        layout = self._layout(array, shape, self._paths[leaf])
+        nbytes = math.prod(shape) * dtype.itemsize
         planned = PlannedArray(
-            leaf=leaf,
-            name=name,
-            dtype=np.dtype(array.dtype).newbyteorder("="),
-            shape=tuple(array.shape),
-            sharding=layout.sharding,
-            viewable=layout.viewable,
-            boxes=layout.boxes,
-            slot=len(self._slot_leaf),
+            leaf, name, dtype, shape, nbytes, layout.sharding, layout.viewable, layout.boxes
         )
-        if 0 < planned.nbytes < self._pack_below:
-            self._small.append(planned)
-        elif planned.nbytes:
+        if 0 < nbytes < self._pack_below:
+            self._small.append((planned, len(self._arrays[leaf])))
+        elif nbytes:
             planned = self._chunked(planned, layout.shard)
-            self._slot_leaf.extend([leaf] * zarr.cells(planned.shape, planned.chunk or ()))
+            self._slot_leaf.extend([leaf] * zarr.cells(shape, planned.chunk or ()))
         self._arrays[leaf].append(planned)
+
+    def _layout(self, array: Array, shape: Shape, path: str) -> _Layout:
+        """The layout of an array, looked up where many are alike."""
+        if not isinstance(array, jax.Array):
+            return _on_host(shape)
+        key = (array.sharding, array.dtype, shape)
+        found = self._layouts.get(key)
+        if found is None:
+            found = self._layouts[key] = _on_devices(array, path)
+        return found
 
     def _chunked(self, array: PlannedArray, shard: Shape) -> PlannedArray:
         path = self._paths[array.leaf]
@@ -207,18 +209,17 @@ class _Draft:
         if other != path:
             raise UnsupportedLeaf(f"its directory is that of {other!r}; rename one", leaf=path)
         chunk = zarr.chunk_shape(array.shape, shard, array.dtype.itemsize)
+        array = array._replace(chunk=chunk, slot=len(self._slot_leaf))
         boxes = tuple(_cut(array, box, chunk, f"{ARRAYS}/{directory}") for box in array.boxes)
-        return replace(array, boxes=boxes, chunk=chunk)
+        return array._replace(boxes=boxes)
 
     def finish(self, treedef: structure.PyTreeDef, handlers: tuple[Handler, ...]) -> Plan:
         """Fill the pack and put everything together."""
-        pack, offsets = fill_pack([array.nbytes for array in self._small])
+        pack, offsets = fill_pack([array.nbytes for array, _ in self._small])
         placed: list[PlannedArray] = []
-        for array, offset in zip(self._small, offsets, strict=True):
-            planned = replace(array, offset=offset, slot=len(self._slot_leaf))
-            mine = self._arrays[array.leaf]
-            mine[mine.index(array)] = planned
-            placed.append(planned)
+        for (array, place), offset in zip(self._small, offsets, strict=True):
+            placed.append(array._replace(offset=offset, slot=len(self._slot_leaf)))
+            self._arrays[array.leaf][place] = placed[-1]
             self._slot_leaf.append(array.leaf)
         return Plan(
             treedef=treedef,
@@ -282,11 +283,13 @@ class _Layout(NamedTuple):
     shard: Shape
 
 
-def _layout(array: Array, path: str) -> _Layout:
+def _on_host(shape: Shape) -> _Layout:
+    return _Layout(None, False, (Box(None, tuple(slice(0, n) for n in shape)),), shape)
+
+
+def _on_devices(array: jax.Array, path: str) -> _Layout:
     shape = tuple(array.shape)
     whole = tuple(slice(0, n) for n in shape)
-    if not isinstance(array, jax.Array):
-        return _Layout(None, False, (Box(None, whole),), shape)
     if not array.is_fully_addressable:
         raise UnsupportedLeaf(
             "this array lies on devices of other processes too; saving from several processes "

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import anyio
-import anyio.to_thread
 import numpy as np
 
 from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
@@ -35,19 +36,19 @@ from ckptmgr.format.manifest import (
 from ckptmgr.format.step import ARRAYS, COMMIT_RECORD, MANIFEST, PACKS
 from ckptmgr.format.zarr import Shape
 from ckptmgr.limiter import ByteLimiter, Lease
-from ckptmgr.pipeline.workers import run_workers
+from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
 
 Found = Mapping[tuple[int, str], np.ndarray]  # by leaf and array name
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """An array to read: which array of which leaf, and what the manifest says of it."""
 
     leaf: int
     path: str
     entry: ArrayEntry
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class _Request:
     make: Callable[[Lease], _Group]
 
 
-async def read_record(storage: Storage, name: str) -> CommitRecord:
+def read_record(storage: Storage, name: str) -> CommitRecord:
     """The commit record of a step.
 
     Raises:
@@ -92,12 +93,12 @@ async def read_record(storage: Storage, name: str) -> CommitRecord:
     """
     key = f"{name}/{COMMIT_RECORD}"
     try:
-        return decode_record(await storage.read(key, LARGEST_RECORD), f"{storage.root}/{key}")
+        return decode_record(storage.read(key, LARGEST_RECORD), f"{storage.root}/{key}")
     except TruncatedFile as error:
         raise DamagedStep(f"the commit record: {error.message}", file=error.file) from error
 
 
-async def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest:
+def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest:
     """The manifest of a step.
 
     Raises:
@@ -105,7 +106,7 @@ async def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Ma
     """
     key = f"{name}/{MANIFEST}"
     try:
-        data = await storage.read(key, LARGEST_MANIFEST)
+        data = storage.read(key, LARGEST_MANIFEST)
     except (MissingFile, TruncatedFile) as error:
         raise DamagedStep(f"the manifest: {error.message}", file=error.file) from error
     return decode_manifest(data, record, f"{storage.root}/{key}")
@@ -129,7 +130,7 @@ class Reader:
         self._limiter = limiter
 
     async def read(
-        self, wanted: Sequence[Wanted], deliver: Callable[[Found], Awaitable[None]]
+        self, wanted: Sequence[Wanted], deliver: Callable[[Found], None]
     ) -> None:
         """Read arrays and deliver them in groups that share a buffer, in no fixed order.
 
@@ -139,34 +140,19 @@ class Reader:
           DamagedStep: bytes are missing or are not those that were saved.
         """
         with contextlib.ExitStack() as leases:
-            parts = self._parts(wanted, leases)
-            turn = anyio.Lock()  # an async generator is advanced by one task at a time
+            source = _Source(self._requests(wanted), self._limiter, leases)
+            leases.callback(source.close)
 
-            async def worker() -> None:
-                while True:
-                    async with turn:
-                        job = await anext(parts, None)
-                    if job is None:
-                        return
+            def worker() -> None:
+                while (job := source.next()) is not None:
                     group, part = job
-                    await self._fill(part)
-                    group.left -= 1
-                    if not group.left:
-                        await deliver(group.found)
+                    self._fill(part)
+                    if source.is_last_of(group):
+                        deliver(group.found)
                         group.lease.release()
+                    del job, group, part  # the buffer is no longer ours to hold
 
-            await run_workers(self._storage.read_tasks, worker)
-
-    async def _parts(
-        self, wanted: Sequence[Wanted], leases: contextlib.ExitStack
-    ) -> AsyncIterator[tuple[_Group, _Part]]:
-        """Every part to read, each group's once its bytes have been granted."""
-        for request in self._requests(wanted):
-            lease = await self._limiter.acquire_async(request.nbytes)
-            leases.callback(lease.release)
-            group = request.make(lease)
-            for part in group.parts:
-                yield group, part
+            await run_threads(self._storage.read_tasks, worker, source.stop)
 
     def _requests(self, wanted: Sequence[Wanted]) -> Iterator[_Request]:
         packed: dict[tuple[int, int], list[Wanted]] = defaultdict(list)
@@ -187,7 +173,7 @@ class Reader:
         directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"
 
         def make(lease: Lease) -> _Group:
-            whole = aligned(entry.nbytes).view(dtype).reshape(entry.shape)
+            whole = aligned(want.nbytes).view(dtype).reshape(entry.shape)
             parts = []
             for cell, proof in zip(zarr.grid(entry.shape, grid.chunk), grid.digests, strict=True):
                 region = whole[
@@ -204,7 +190,7 @@ class Reader:
                 )
             return _Group({(want.leaf, entry.name): whole}, parts, lease, len(parts))
 
-        return _Request(entry.nbytes + aside, make)
+        return _Request(want.nbytes + aside, make)
 
     def _pack(self, pack: Pack, cell: int, members: Sequence[Wanted]) -> _Request:
         """One chunk of a pack: a buffer that all its arrays are parts of, and one part."""
@@ -215,10 +201,10 @@ class Reader:
             for want in members:
                 entry, box = want.entry, want.entry.packed[0]
                 start = box.offset % pack.chunk
-                span = buffer[start : start + entry.nbytes]
+                span = buffer[start : start + want.nbytes]
                 dtype = zarr.DTYPES[entry.dtype]
                 found[want.leaf, entry.name] = span.view(dtype).reshape(entry.shape)
-                checks.append((start, start + entry.nbytes, box.digest, want.path))
+                checks.append((start, start + want.nbytes, box.digest, want.path))
             part = _Part(
                 key=f"{self._name}/{PACKS}/{pack.process}/c.{cell}",
                 size=pack.chunk + zarr.CHECKSUM_BYTES,
@@ -230,7 +216,7 @@ class Reader:
 
         return _Request(pack.chunk, make)
 
-    async def _fill(self, part: _Part) -> None:
+    def _fill(self, part: _Part) -> None:
         """Read one file and check it.
 
         Raises:
@@ -240,11 +226,11 @@ class Reader:
         if target is None:
             target = _bytes(np.empty(part.cell.shape, part.cell.dtype))
         try:
-            await self._storage.read_into(part.key, target, offset=0, size=part.size)
+            self._storage.read_into(part.key, target, offset=0, size=part.size)
         except (MissingFile, TruncatedFile) as error:
             leaf = part.checks[0][3]
             raise DamagedStep(f"a data file: {error.message}", leaf=leaf, file=error.file) from error
-        wrong = await anyio.to_thread.run_sync(_first_wrong, target, part.checks)
+        wrong = _first_wrong(target, part.checks)
         if wrong is not None:
             raise DamagedStep(
                 "the bytes read are not the bytes saved",
@@ -253,6 +239,57 @@ class Reader:
             )
         if part.target is None:
             part.cell[...] = np.frombuffer(target, part.cell.dtype).reshape(part.cell.shape)
+
+
+class _Source:
+    """Hands out the parts of one request after the other, each once its bytes are granted."""
+
+    def __init__(
+        self, requests: Iterator[_Request], limiter: ByteLimiter, leases: contextlib.ExitStack
+    ) -> None:
+        self._requests = requests
+        self._limiter = limiter
+        self._leases = leases
+        self._mutex = threading.Lock()
+        self._waiting: Future[Lease] | None = None
+        self._stopped = False
+        self._parts = self._all()
+
+    def next(self) -> tuple[_Group, _Part] | None:
+        """The next part; None after the last, or once stopped."""
+        with self._mutex:
+            return None if self._stopped else next(self._parts, None)
+
+    def is_last_of(self, group: _Group) -> bool:
+        """Whether the part that was just filled was the last one of its group."""
+        with self._mutex:
+            group.left -= 1
+            return not group.left
+
+    def stop(self) -> None:
+        """Hand out no more, not even what waits for the limiter now."""
+        self._stopped = True
+        waiting = self._waiting
+        if waiting is not None:
+            self._limiter.give_up(waiting)
+
+    def close(self) -> None:
+        """Let go of the last group."""
+        self._parts.close()
+
+    def _all(self) -> Generator[tuple[_Group, _Part], None, None]:
+        for request in self._requests:
+            self._waiting = self._limiter.request(request.nbytes)
+            if self._stopped:
+                self._limiter.give_up(self._waiting)
+            try:
+                lease = self._waiting.result()
+            except CancelledError:
+                return
+            self._leases.callback(lease.release)
+            group = request.make(lease)
+            for part in group.parts:
+                yield group, part
 
 
 def _is_run(shape: Shape, chunk: Shape) -> bool:

@@ -7,10 +7,12 @@ type, dtype and sharding of the target's, and all differences are one error.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import anyio.to_thread
 import jax
@@ -18,9 +20,9 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ckptmgr.errors import DamagedStep, InvalidOption, MissingFile, NoSuchStep, TreeMismatch
-from ckptmgr.format.manifest import ArrayEntry, LeafEntry, Manifest
+from ckptmgr.format.manifest import LeafEntry, Manifest, ShardingEntry
 from ckptmgr.format.scalar import from_json
-from ckptmgr.format.zarr import DTYPES, Shape
+from ckptmgr.format.zarr import DTYPES, NAMES, Shape
 from ckptmgr.future import LoadFuture, Progress
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.read import Found, Reader, Wanted, read_manifest, read_record
@@ -31,7 +33,8 @@ from ckptmgr.tree.casting import Casting, can_cast, parse_casting
 from ckptmgr.tree.handlers import Array
 from ckptmgr.tree.registry import Registry
 
-_WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
+_WIDE: Final = 8  # bytes of an item that jax narrows without jax_enable_x64, complex64 aside
+_ARRAYS: Final = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _NUMBERS: Final = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 
@@ -86,16 +89,15 @@ def request(like: object, shardings: object, casting: object) -> Request:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(NamedTuple):
     """What a saved leaf becomes.
 
     Attributes:
       leaf: its number in the manifest.
+      finish: makes the leaf of its arrays.
       on_device: whether its arrays become jax Arrays, with `sharding`, or as jax
         places them by itself where that is None.
       dtype: what its main array is cast to, None to keep it.
-      finish: makes the leaf of its arrays.
     """
 
     leaf: int
@@ -103,6 +105,14 @@ class Goal:
     on_device: bool = False
     sharding: Sharding | None = None
     dtype: np.dtype | None = None
+
+
+def _main_array(arrays: Mapping[str, Array]) -> object:
+    return arrays[""]
+
+
+def _main_scalar(arrays: Mapping[str, Array]) -> object:
+    return np.asarray(arrays[""])[()]
 
 
 @dataclass(slots=True)
@@ -152,62 +162,61 @@ class _Matching:
     def _as_saved(self, number: int, place: object) -> Goal:
         entry = self.manifest.leaves[number]
         handler = self.registry.named(entry.handler, entry.path)
-        goal = Goal(number, lambda arrays: handler.decode(entry.value, arrays))
-        if not entry.arrays or entry.arrays[0].sharding is None or place == "numpy":
-            return goal
-        return self._on_device(goal, entry, entry.arrays[0], place)
+        finish = partial(handler.decode, entry.value)
+        saved = entry.arrays[0].sharding if entry.arrays else None
+        if saved is None or place == "numpy":
+            return Goal(number, finish)
+        dtype = DTYPES[entry.arrays[0].dtype]
+        return Goal(number, finish, True, self._place(entry, dtype, saved, place))
 
-    def _on_device(self, goal: Goal, entry: LeafEntry, array: ArrayEntry, place: object) -> Goal:
-        """The goal with a sharding: the caller's, else the saved one where the devices allow it."""
-        dtype = goal.dtype or DTYPES[array.dtype]
-        if dtype.name in _WIDE and not self.request.x64:
+    def _place(
+        self, entry: LeafEntry, dtype: np.dtype, saved: ShardingEntry | None, place: object
+    ) -> Sharding | None:
+        """The sharding of an array on devices: `place` if it is one, else the saved one if it can be had."""
+        if dtype.itemsize >= _WIDE and not self.request.x64 and NAMES[dtype] != "complex64":
             self.faults.append(
                 f"{entry.path!r}: saved {_saved(entry)}; jax holds {dtype.name} only with "
                 "jax_enable_x64: switch it on, or load with shardings='numpy' or a narrower like="
             )
-        target = place if isinstance(place, Sharding) else None
-        if target is None and array.sharding is not None:
-            target = shardings_on_disk.rebuild(array.sharding, self.request.devices)
-        return replace(goal, on_device=True, sharding=target)
+        if isinstance(place, Sharding):
+            return place
+        return saved and shardings_on_disk.rebuild(saved, self.request.devices)
 
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
-        handler = self.registry.find(target)
         shape, dtype = _form(entry)
-        if isinstance(target, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        if isinstance(target, _ARRAYS):
             wanted = np.dtype(target.dtype)
-            if dtype is None or shape != tuple(target.shape) or not self._castable(dtype, wanted):
+            if dtype is None or shape != target.shape or not self._castable(dtype, wanted):
                 return self._fault(number, target)
             return self._as_array(number, target, wanted, place)
-        if type(target) in _NUMBERS:
-            if dtype is None or shape != () or not self._castable(dtype, np.dtype(_NUMBERS[type(target)])):
+        kind = type(target)
+        if kind in _NUMBERS:
+            if dtype is None or shape or not self._castable(dtype, np.dtype(_NUMBERS[kind])):
                 return self._fault(number, target)
-            kind = type(target)
             return Goal(number, lambda arrays: kind(_value(entry, arrays)))
-        if handler is None or handler.name != entry.handler or (
-            isinstance(target, str) != isinstance(entry.value, str) and not entry.arrays
-        ):
+        handler = self.registry.find(target)
+        if dtype is not None or handler is None or handler.name != entry.handler:
             return self._fault(number, target)
-        return Goal(number, lambda arrays: handler.decode(entry.value, arrays))
+        return Goal(number, partial(handler.decode, entry.value))
 
     def _as_array(self, number: int, target: object, dtype: np.dtype, place: object) -> Goal:
-        entry = self.manifest.leaves[number]
-        goal = Goal(number, lambda arrays: arrays[""], dtype=dtype)
+        """The goal of a leaf that becomes an array of the target's kind."""
         if isinstance(target, np.generic):
-            return replace(goal, finish=lambda arrays: np.asarray(arrays[""])[()])
+            return Goal(number, _main_scalar, dtype=dtype)
         if isinstance(target, np.ndarray) or place == "numpy":
-            return goal
-        if place is None and isinstance(target, jax.ShapeDtypeStruct):
-            place = target.sharding
-        elif place is None and isinstance(target, jax.Array) and target.committed:
-            place = target.sharding
-        array = entry.arrays[0] if entry.arrays else ArrayEntry(dtype.name, ())
+            return Goal(number, _main_array, dtype=dtype)
+        entry, saved = self.manifest.leaves[number], None
         if isinstance(target, jax.Array):
-            array = ArrayEntry(array.dtype, array.shape)  # its placing counts, not the saved one
-        return self._on_device(goal, entry, array, place)
+            # An array that jax placed by itself stays free to move with what it meets.
+            place = place or (target.sharding if target.committed else None)
+        elif isinstance(target, jax.ShapeDtypeStruct):
+            place = place or target.sharding
+            saved = entry.arrays[0].sharding if entry.arrays else None
+        return Goal(number, _main_array, True, self._place(entry, dtype, saved, place), dtype)
 
     def _castable(self, source: np.dtype, target: np.dtype) -> bool:
-        return can_cast(source, target, self.request.casting)
+        return source == target or can_cast(source, target, self.request.casting)
 
     def _fault(self, number: int, target: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -250,15 +259,15 @@ async def load(
       UnsupportedFormat: the step was written by a newer version.
     """
     try:
-        record = await read_record(storage, name)
+        record = await anyio.to_thread.run_sync(read_record, storage, name)
     except MissingFile as error:
         raise NoSuchStep("there is no checkpoint here", file=f"{storage.root}/{name}") from error
-    manifest = await read_manifest(storage, name, record)
-    future.structure = describe(manifest, request)
+    manifest = await anyio.to_thread.run_sync(read_manifest, storage, name, record)
+    future.knows(partial(describe, manifest, request))
     assembly = _Assembly(manifest, match(manifest, request, registry), request, future)
-    await assembly.deliver(assembly.without_bytes())
+    assembly.deliver(assembly.without_bytes())
     reader = Reader(storage, name, manifest.packs, limiter)
-    await reader.read(assembly.wanted(), assembly.deliver)
+    await reader.read(assembly.wanted, assembly.deliver)
     leaves = assembly.finish()
     if request.like is not None:
         return jax.tree_util.tree_unflatten(request.like.treedef, leaves)
@@ -280,21 +289,22 @@ class _Assembly:
         self._request = request
         self._future = future
         self._arrays: dict[int, dict[str, Array]] = defaultdict(dict)
-        wanted = self.wanted()
+        self._mutex = threading.Lock()
+        self.wanted = wanted = self._wanted()
         future.progress = Progress(
-            bytes_total=sum(want.entry.nbytes for want in wanted),
+            bytes_total=sum(want.nbytes for want in wanted),
             leaves_done=len(goals) - len({want.leaf for want in wanted}),
             leaves_total=len(goals),
         )
 
-    def wanted(self) -> list[Wanted]:
+    def _wanted(self) -> list[Wanted]:
         """Every array that has bytes to read."""
         return [
-            Wanted(number, leaf.path, array)
+            Wanted(number, leaf.path, array, nbytes)
             for number, leaf in enumerate(self._manifest.leaves)
             if number in self._goals
             for array in leaf.arrays
-            if array.nbytes
+            if (nbytes := array.nbytes)
         ]
 
     def without_bytes(self) -> Found:
@@ -309,15 +319,17 @@ class _Assembly:
                 found[number, ""] = np.asarray(_value(entry, {}))
         return found
 
-    async def deliver(self, found: Found) -> None:
+    def deliver(self, found: Found) -> None:
         """Cast and place a group of arrays; their buffer is jax's or the caller's afterwards."""
-        await anyio.to_thread.run_sync(self._place, found)
-        done, read = self._future.progress, [array for array in found.values() if array.nbytes]
-        self._future.progress = replace(
-            done,
-            bytes_done=min(done.bytes_total, done.bytes_done + sum(a.nbytes for a in read)),
-            leaves_done=min(done.leaves_total, done.leaves_done + len(read)),
-        )
+        self._place(found)
+        read = [array for array in found.values() if array.nbytes]
+        with self._mutex:
+            done = self._future.progress
+            self._future.progress = replace(
+                done,
+                bytes_done=min(done.bytes_total, done.bytes_done + sum(a.nbytes for a in read)),
+                leaves_done=min(done.leaves_total, done.leaves_done + len(read)),
+            )
 
     def _place(self, found: Found) -> None:
         batches: dict[Sharding | None, list[tuple[int, str, np.ndarray]]] = defaultdict(list)

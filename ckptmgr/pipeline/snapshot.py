@@ -14,14 +14,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from ckptmgr.errors import UnsupportedLeaf
-from ckptmgr.future import settled
 from ckptmgr.limiter import ByteLimiter, Lease
 from ckptmgr.pipeline.plan import Box, File, Plan, PlannedArray
 from ckptmgr.tree.handlers import Array
@@ -37,62 +35,55 @@ class Piece:
 
 
 class Handover:
-    """Pieces on their way from the trainer's thread to the service; any thread, any loop.
+    """Pieces on their way from the trainer's thread to those that write.
 
     A piece that nobody will write any more is released by whoever holds it last.
     """
 
     def __init__(self, began: Callable[[], None]) -> None:
         self._began = began  # called once, at the first push: the service sleeps until then
-        self._mutex = threading.Lock()
+        self._changed = threading.Condition()
         self._pieces: deque[Piece] = deque()
         self._closed = False
         self._abandoned = False
-        self._more: Future[None] = Future()
 
     def push(self, pieces: Sequence[Piece]) -> bool:
         """Hand pieces over; False where nobody wants them, so the rest need not be made."""
-        with self._mutex:
-            wanted = not self._abandoned
-            if wanted:
+        with self._changed:
+            if not self._abandoned:
                 self._pieces.extend(pieces)
-        if not wanted:
-            for piece in pieces:
-                piece.lease.release()
-        elif pieces:
-            self._notify()
-        return wanted
+                self._notify(len(pieces))
+                return True
+        for piece in pieces:
+            piece.lease.release()
+        return False
 
     def close(self) -> None:
         """That was the last piece."""
-        with self._mutex:
+        with self._changed:
             self._closed = True
-        self._notify()
+            self._notify(1)
 
     def abandon(self) -> None:
         """Release what is here and refuse what is still to come."""
-        with self._mutex:
+        with self._changed:
             self._abandoned = True
             pieces, self._pieces = self._pieces, deque()
+            self._changed.notify_all()
         for piece in pieces:
             piece.lease.release()
 
-    async def get(self) -> Piece | None:
-        """The next piece, once there is one; None after the last."""
-        while True:
-            with self._mutex:
-                if self._pieces:
-                    return self._pieces.popleft()
-                if self._closed:
-                    return None
-                more = self._more
-            await settled(more)
+    def get(self) -> Piece | None:
+        """Block for the next piece; None after the last, or once they are abandoned."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pieces or self._closed or self._abandoned)
+            return self._pieces.popleft() if self._pieces else None
 
-    def _notify(self) -> None:
-        with self._mutex:
-            more, self._more = self._more, Future()
-            began, self._began = self._began, _nothing
-        more.set_result(None)
+    def _notify(self, count: int) -> None:
+        if not count:
+            return
+        self._changed.notify_all()
+        began, self._began = self._began, _nothing
         began()
 
 

@@ -7,16 +7,15 @@ next from beginning.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 
-import anyio.to_thread
-
 from ckptmgr.format.digest import ZEROS, chunk_checksum, digest
 from ckptmgr.future import Progress
-from ckptmgr.pipeline.plan import Plan
+from ckptmgr.pipeline.plan import File, Plan
 from ckptmgr.pipeline.snapshot import Handover, Piece
-from ckptmgr.pipeline.workers import run_workers
+from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Attempt, Bytes
 
 
@@ -24,28 +23,28 @@ async def write(
     plan: Plan,
     handover: Handover,
     attempt: Attempt,
-    tasks: int,
+    threads: int,
     report: Callable[[Progress], None],
 ) -> list[str]:
     """Write every piece that is handed over; returns the digest of each slot.
 
-    `tasks` pieces are in work at a time. `report` hears the progress after each.
+    `threads` pieces are in work at a time. `report` hears the progress after each.
     """
     digests = [""] * len(plan.slot_leaf)
     tally = _Tally(plan, report)
 
-    async def worker() -> None:
-        while (piece := await handover.get()) is not None:
+    def worker() -> None:
+        while (piece := handover.get()) is not None:
             try:
-                found, parts = await anyio.to_thread.run_sync(_encode, piece)
-                await attempt.put(piece.file.path, parts)
+                found, parts = _encode(piece)
+                attempt.put(piece.file.path, parts)
             finally:
                 piece.lease.release()
             digests[piece.file.slot : piece.file.slot + len(found)] = found
-            tally.wrote(piece)
+            tally.wrote(piece.file)
             del piece, parts  # the memory goes before the next piece comes
 
-    await run_workers(tasks, worker)
+    await run_threads(threads, worker, handover.abandon)
     return digests
 
 
@@ -67,15 +66,16 @@ class _Tally:
         self._left = Counter(plan.slot_leaf)
         self._leaves = len(plan.paths) - len(self._left)  # those without bytes are done
         self._bytes = 0
+        self._mutex = threading.Lock()
         self._tell()
 
-    def wrote(self, piece: Piece) -> None:
-        file = piece.file
-        self._bytes += sum(stop - start for start, stop in file.spans)
-        for leaf in self._plan.slot_leaf[file.slot : file.slot + len(file.spans)]:
-            self._left[leaf] -= 1
-            self._leaves += not self._left[leaf]
-        self._tell()
+    def wrote(self, file: File) -> None:
+        with self._mutex:
+            self._bytes += sum(stop - start for start, stop in file.spans)
+            for leaf in self._plan.slot_leaf[file.slot : file.slot + len(file.spans)]:
+                self._left[leaf] -= 1
+                self._leaves += not self._left[leaf]
+            self._tell()
 
     def _tell(self) -> None:
         self._report(

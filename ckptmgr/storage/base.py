@@ -4,12 +4,13 @@ A store holds named steps; a key is `<step name>/<path>`. A step comes into bein
 attempt, where its files are put one by one, and becomes visible all at once when the
 attempt is published. An attempt that is left unpublished leaves nothing behind. Every
 failure is one of ours: MissingFile, TruncatedFile, NoSpace, StepExists, StorageError.
+Calls block and come from several threads at a time, never from the event loop's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
@@ -18,10 +19,10 @@ Bytes: TypeAlias = bytes | memoryview
 class Attempt(Protocol):
     """A step in the making."""
 
-    async def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Store a new file made of `parts`, durable on return. Once started it is not cancelled."""
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Store a new file made of `parts`, durable on return."""
 
-    async def publish(self, record: bytes, *, replace: bool) -> None:
+    def publish(self, record: bytes, *, replace: bool) -> None:
         """Add the commit record and make the step visible, durable on return.
 
         Raises:
@@ -57,20 +58,20 @@ class Storage(Protocol):
     def free_bytes(self) -> int | None:
         """The room that is left, where that is known."""
 
-    async def names(self) -> list[str]:
+    def names(self) -> list[str]:
         """What lies at the top: steps, and whatever else is there."""
 
-    async def read(self, key: str, limit: int) -> bytes:
+    def read(self, key: str, limit: int) -> bytes:
         """The whole of a file of at most `limit` bytes."""
 
-    async def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+    def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
         """Fill `buffer` from `offset` on, of a file that must be `size` bytes long."""
 
-    def attempt(self, name: str) -> AbstractAsyncContextManager[Attempt]:
+    def attempt(self, name: str) -> AbstractContextManager[Attempt]:
         """Begin a step of this name."""
 
-    async def delete(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Remove a step; a crash in between leaves nothing that counts as one."""
 
-    async def sweep(self) -> list[str]:
+    def sweep(self) -> list[str]:
         """Remove what dead writers left, for the one writer only; returns the names."""

@@ -12,10 +12,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-
-import anyio
-import anyio.to_thread
+from collections.abc import Iterator, Sequence
 
 from ckptmgr.errors import (
     CheckpointError,
@@ -75,16 +72,13 @@ class LocalStorage:
             state = os.statvfs(self.root)
         return state.f_bavail * state.f_frsize
 
-    async def names(self) -> list[str]:
+    def names(self) -> list[str]:
         """The entries of the directory."""
         with _translated(self.root):
-            return sorted(await anyio.to_thread.run_sync(os.listdir, self.root))
+            return sorted(os.listdir(self.root))
 
-    async def read(self, key: str, limit: int) -> bytes:
+    def read(self, key: str, limit: int) -> bytes:
         """The whole file, refused unread where it is larger than `limit`."""
-        return await anyio.to_thread.run_sync(self._read, key, limit)
-
-    def _read(self, key: str, limit: int) -> bytes:
         path = os.path.join(self.root, key)
         with _opened(path) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -94,11 +88,8 @@ class LocalStorage:
             _fill(descriptor, memoryview(data), 0, path)
             return bytes(data)
 
-    async def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+    def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
         """One open, preadv until the buffer is full, one close."""
-        await anyio.to_thread.run_sync(self._read_into, key, buffer, offset, size)
-
-    def _read_into(self, key: str, buffer: memoryview, offset: int, size: int) -> None:
         path = os.path.join(self.root, key)
         with _opened(path) as descriptor:
             found = os.fstat(descriptor).st_size
@@ -106,32 +97,28 @@ class LocalStorage:
                 raise TruncatedFile(f"{found} bytes long, not {size}", file=path)
             _fill(descriptor, buffer, offset, path)
 
-    @contextlib.asynccontextmanager
-    async def attempt(self, name: str) -> AsyncIterator[LocalAttempt]:
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[LocalAttempt]:
         """A temporary directory beside the final one, removed unless it was published."""
         attempt = LocalAttempt(self.root, name)
         try:
             yield attempt
         finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_remove, attempt.directory)
+            _remove(attempt.directory)
 
-    async def delete(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Rename to a trash name, sync, then remove."""
-        await anyio.to_thread.run_sync(self._delete, name)
-
-    def _delete(self, name: str) -> None:
         path, trash = (os.path.join(self.root, n) for n in (name, temporary_name(name, "trash")))
         with _translated(path):
             os.rename(path, trash)
             _sync_directory(self.root)
         _remove(trash)
 
-    async def sweep(self) -> list[str]:
+    def sweep(self) -> list[str]:
         """Remove the temporary and trash directories that a dead writer left here."""
-        found = [name for name in await self.names() if is_leftover(name)]
+        found = [name for name in self.names() if is_leftover(name)]
         for name in found:
-            await anyio.to_thread.run_sync(_remove, os.path.join(self.root, name))
+            _remove(os.path.join(self.root, name))
         return found
 
 
@@ -145,11 +132,8 @@ class LocalAttempt:
         self._made: set[str] = set()
         self._mutex = threading.Lock()
 
-    async def put(self, path: str, parts: Sequence[Bytes]) -> None:
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write and fdatasync a new file."""
-        await anyio.to_thread.run_sync(self._put, path, parts)
-
-    def _put(self, path: str, parts: Sequence[Bytes]) -> None:
         full = os.path.join(self.directory, path)
         with _translated(full):
             self._make(os.path.dirname(full))
@@ -172,12 +156,9 @@ class LocalAttempt:
                 os.mkdir(path, _DIRECTORY_MODE)
                 self._made.add(path)
 
-    async def publish(self, record: bytes, *, replace: bool) -> None:
+    def publish(self, record: bytes, *, replace: bool) -> None:
         """The record, the directories, the rename, the parent: in this order."""
-        await anyio.to_thread.run_sync(self._publish, record, replace)
-
-    def _publish(self, record: bytes, replace: bool) -> None:
-        self._put(COMMIT_RECORD, [record])
+        self.put(COMMIT_RECORD, [record])
         final = os.path.join(self._root, self._name)
         with _translated(final):
             for directory in sorted(self._made, key=lambda path: -path.count(os.sep)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ckptmgr.errors import DirectoryLocked, MissingFile, StepExists, TruncatedFile
 from ckptmgr.format.step import COMMIT_RECORD, step_number
@@ -46,7 +46,7 @@ class MemoryStorage:
         """Not known."""
         return None
 
-    async def names(self) -> list[str]:
+    def names(self) -> list[str]:
         """The published steps."""
         return sorted(self.steps)
 
@@ -57,14 +57,14 @@ class MemoryStorage:
         except KeyError as error:
             raise MissingFile("this file is missing", file=key) from error
 
-    async def read(self, key: str, limit: int) -> bytes:
+    def read(self, key: str, limit: int) -> bytes:
         """The bytes of a file."""
         data = self._file(key)
         if len(data) > limit:
             raise TruncatedFile(f"{len(data)} bytes where at most {limit} are allowed", file=key)
         return data
 
-    async def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+    def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
         """Copy a part of a file."""
         data = self._file(key)
         if len(data) != size:
@@ -73,19 +73,19 @@ class MemoryStorage:
             raise TruncatedFile(f"the file ends at byte {size}", file=key)
         buffer[:] = data[offset : offset + len(buffer)]
 
-    @contextlib.asynccontextmanager
-    async def attempt(self, name: str) -> AsyncIterator[MemoryAttempt]:
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[MemoryAttempt]:
         """Files kept aside until they are published."""
         yield MemoryAttempt(self.steps, name)
 
-    async def delete(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Forget a step."""
         try:
             del self.steps[name]
         except KeyError as error:
             raise MissingFile("this step is missing", file=name) from error
 
-    async def sweep(self) -> list[str]:
+    def sweep(self) -> list[str]:
         """Nothing outlives its writer here."""
         return []
 
@@ -98,13 +98,13 @@ class MemoryAttempt:
         self._name = name
         self._files: dict[str, bytes] = {}
 
-    async def put(self, path: str, parts: Sequence[Bytes]) -> None:
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Keep a copy."""
         if path in self._files:
             raise StepExists("this file was put before", file=path)
         self._files[path] = b"".join(parts)
 
-    async def publish(self, record: bytes, *, replace: bool) -> None:
+    def publish(self, record: bytes, *, replace: bool) -> None:
         """Show the files under their step."""
         if self._name in self._steps and not replace:
             step = step_number(self._name)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ckptmgr.format.scalar import JSON, from_json, to_json
-from ckptmgr.format.zarr import DTYPES
+from ckptmgr.format.zarr import NAMES
 
 Array: TypeAlias = "jax.Array | np.ndarray"
 NONE: Mapping[str, Array] = {}
@@ -61,7 +61,7 @@ class JaxArray(Handler):
         return (
             isinstance(leaf, jax.Array)
             and not isinstance(leaf, jax.core.Tracer)
-            and leaf.dtype.name in DTYPES
+            and leaf.dtype in NAMES
         )
 
     def key(self, leaf: object) -> Hashable:
@@ -86,7 +86,7 @@ class NumpyArray(Handler):
 
     def handles(self, leaf: object) -> bool:
         """Arrays of the dtypes we know; no subclass, as it would come back without its class."""
-        return type(leaf) is np.ndarray and leaf.dtype.name in DTYPES
+        return type(leaf) is np.ndarray and leaf.dtype.newbyteorder("=") in NAMES
 
     def key(self, leaf: object) -> Hashable:
         """Shape and dtype."""
@@ -116,7 +116,7 @@ class NumpyScalar(Handler):
 
     def handles(self, leaf: object) -> bool:
         """Scalars of the dtypes we know."""
-        return isinstance(leaf, np.generic) and leaf.dtype.type is type(leaf) and leaf.dtype.name in DTYPES
+        return isinstance(leaf, np.generic) and leaf.dtype.type is type(leaf) and leaf.dtype in NAMES
 
     def arrays(self, leaf: object) -> Mapping[str, Array]:
         """An array without dimensions."""

@@ -1,0 +1,181 @@
+"""Who is compared: each saves a tree to a fresh directory and restores it, at the same fsync level.
+
+A contender is a context manager over one directory, opened before and closed after the
+clock runs, as a trainer opens its checkpointer once.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental.array_serialization import pytree_serialization
+
+import ckptmgr
+from ckptmgr.pipeline.read import aligned
+
+
+class Contender(ABC):
+    """Somebody who saves and restores trees in one directory.
+
+    Attributes:
+      donation_safe: whether the tree may be donated while it is being saved.
+    """
+
+    name: ClassVar[str]
+    donation_safe: ClassVar[bool] = True
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    @abstractmethod
+    def save(self, tree: object) -> Callable[[], object]:
+        """Begin; returns, once the trainer may go on, what blocks until the step is durable."""
+
+    @abstractmethod
+    def restore(self, like: object) -> object:
+        """The saved tree, as jax arrays that are ready."""
+
+
+class Ckptmgr(Contender):
+    """This project, digests on."""
+
+    name = "ckptmgr"
+    options: ClassVar[dict[str, object]] = {}
+
+    def __enter__(self) -> Self:
+        self._manager = ckptmgr.CheckpointManager(self.directory, **self.options)  # type: ignore[arg-type]  # the options are our own
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._manager.close()
+
+    def save(self, tree: object) -> Callable[[], object]:
+        """`save`, whose future is the end."""
+        return self._manager.save(0, tree).result
+
+    def restore(self, like: object) -> object:
+        """`restore` into the shapes and shardings of the tree."""
+        return jax.block_until_ready(self._manager.restore(0, like))
+
+    def borrowed_bytes(self) -> int:
+        """The bytes of views that are held now."""
+        return self._manager.statistics().borrowed_bytes
+
+
+class Orbax(Contender):
+    """Orbax's CheckpointManager as it comes: asynchronous, OCDBT, zstd."""
+
+    name = "orbax"
+
+    def __enter__(self) -> Self:
+        self._manager = ocp.CheckpointManager(self.directory)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._manager.close()
+
+    def save(self, tree: object) -> Callable[[], object]:
+        """`save` with StandardSave."""
+        self._manager.save(0, args=ocp.args.StandardSave(tree))
+        return self._manager.wait_until_finished
+
+    def restore(self, like: object) -> object:
+        """`restore` with StandardRestore."""
+        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        return jax.block_until_ready(
+            self._manager.restore(0, args=ocp.args.StandardRestore(target))
+        )
+
+
+class JaxSerialization(Contender):
+    """JAX's own pytree_serialization, nonblocking."""
+
+    name = "jax"
+    donation_safe = False
+
+    def save(self, tree: object) -> Callable[[], object]:
+        """`nonblocking_save`."""
+        return pytree_serialization.nonblocking_save(tree, self.directory).result
+
+    def restore(self, like: object) -> object:
+        """`load` with the shardings of the tree."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+        return jax.block_until_ready(pytree_serialization.load(self.directory, shardings))
+
+
+class Raw(Contender):
+    """No format at all: one file a leaf, fdatasync each, the directory at the end; nothing checked."""
+
+    name = "raw"
+    threads: ClassVar[int] = 1
+
+    def save(self, tree: object) -> Callable[[], object]:
+        """Views of every leaf, written by a pool."""
+        views = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        return lambda: self._each(self._write, list(enumerate(views)))
+
+    def restore(self, like: object) -> object:
+        """Each file read into aligned memory that jax takes over."""
+        leaves, treedef = jax.tree.flatten(like)
+        arrays = self._each(self._read, list(enumerate(leaves)))
+        return jax.block_until_ready(jax.tree.unflatten(treedef, jax.device_put(arrays)))
+
+    def _each(self, do: Callable[[int, np.ndarray], object], items: Sequence[tuple[int, object]]) -> list[object]:
+        with ThreadPoolExecutor(self.threads) as pool:
+            found = list(pool.map(lambda item: do(*item), items))
+        descriptor = os.open(self.directory, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        return found
+
+    def _write(self, number: int, view: np.ndarray) -> None:
+        descriptor = os.open(f"{self.directory}/{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        data = memoryview(view.reshape(-1).view(np.uint8))
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fdatasync(descriptor)
+        os.close(descriptor)
+
+    def _read(self, number: int, leaf: jax.Array) -> np.ndarray:
+        buffer = aligned(leaf.nbytes)
+        descriptor = os.open(f"{self.directory}/{number}", os.O_RDONLY)
+        data, offset = memoryview(buffer), 0
+        while data:
+            count = os.preadv(descriptor, [data], offset)
+            data, offset = data[count:], offset + count
+        os.close(descriptor)
+        return buffer.view(leaf.dtype).reshape(leaf.shape)
+
+
+class Raw1(Raw):
+    """With 1 thread."""
+
+    name = "raw x1"
+
+
+class Raw2(Raw):
+    """With 2 threads."""
+
+    name, threads = "raw x2", 2
+
+
+class Raw4(Raw):
+    """With 4 threads."""
+
+    name, threads = "raw x4", 4
+
+
+ALL: tuple[type[Contender], ...] = (Ckptmgr, Orbax, JaxSerialization, Raw1, Raw2, Raw4)
