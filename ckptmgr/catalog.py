@@ -45,7 +45,7 @@ class Catalog:
         return self._steps
 
     def refresh(self) -> None:
-        """Read the steps from the store. One whose commit record is damaged is left out and logged."""
+        """Read the steps from the store. One whose record is damaged is left out and logged."""
         found: dict[int, StepInfo] = {}
         for name in self._storage.names():
             step = step_number(name)
@@ -116,7 +116,7 @@ class Catalog:
         return Verdict(self.verdict().kept, dict(self._deleted))
 
     def retain(self) -> None:
-        """Delete what no rule keeps. What cannot be deleted now is logged and tried again next time."""
+        """Delete what no rule keeps. What cannot be deleted is logged and left."""
         for step, why in self.verdict().deleted.items():
             self._replace({s: info for s, info in self._steps.items() if s != step})
             try:

@@ -9,7 +9,7 @@ they enter, and stay reachable as `__cause__`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -70,7 +70,7 @@ class NotAStep(CheckpointError, TypeError):
 
 
 class UnsupportedLeaf(CheckpointError, TypeError):
-    """A leaf, a container or a dict key that cannot be stored, refused before anything is written."""
+    """A leaf, a container or a dict key that cannot be stored; nothing was written."""
 
 
 class TreeMismatch(CheckpointError, ValueError):
@@ -130,7 +130,7 @@ class EarlierSaveFailed(CheckpointError):
     """
 
     def __init__(
-        self, message: str, *, step: int | None = None, future: Future[object] | None = None
+        self, message: str, *, step: int | None = None, future: Future[Any] | None = None
     ) -> None:
         super().__init__(message, step=step)
         self.future = future

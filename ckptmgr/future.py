@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -96,7 +96,7 @@ class CheckpointFuture(Future[T]):
         return self._stage
 
     def advance(self, to: State) -> bool:
-        """Move to a state that is not final; False where it was cancelled before. For the service."""
+        """Move to a state that is not final; False where it was cancelled. For the service."""
         with self._mutex:
             if self._stage is State.CANCELLED:
                 return False
@@ -120,7 +120,7 @@ class CheckpointFuture(Future[T]):
         self._stage = to
 
     def cancel(self) -> bool:
-        """Give the work up. True: nothing is committed. False: the commit has begun, or it is done."""
+        """Give the work up. True: nothing is committed. False: the commit has begun or is done."""
         with self._mutex:
             if State.CANCELLED not in TRANSITIONS[self._stage]:
                 return self._stage is State.CANCELLED
@@ -171,7 +171,7 @@ class CheckpointFuture(Future[T]):
         super().add_done_callback(fn)
 
     def add_wakeup(self, wake: Callable[[Future[T]], object]) -> None:
-        """Call `wake(future)`, which must not block nor hold the future, in whichever thread ends it."""
+        """Call `wake(future)` in whichever thread ends it. It must neither block nor hold it."""
         super().add_done_callback(wake)
 
     def _on_done(self) -> None:
@@ -184,7 +184,7 @@ class CheckpointFuture(Future[T]):
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:  # the caller's code must not end ours, nor stop the next
+            except Exception:  # noqa: BLE001  # the caller's code must not end ours, nor stop the next
                 logging.exception("a callback of %s failed", self)
 
     def __repr__(self) -> str:
@@ -240,7 +240,7 @@ class LoadFuture(CheckpointFuture[object]):
 async def settled(future: Future[T]) -> None:
     """Return once `future` is done, in a task of any asyncio or trio loop; never touches it."""
     done = anyio.Event()
-    loop = anyio.lowlevel.current_token().native_token
+    loop: Any = anyio.lowlevel.current_token().native_token  # asyncio's loop, or trio's token
     soon = getattr(loop, "run_sync_soon", None) or loop.call_soon_threadsafe
 
     def wake(_: object) -> None:

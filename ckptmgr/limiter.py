@@ -42,7 +42,7 @@ def parse_bytes(value: object, option: str, *, least: int = 1) -> int:
 
 
 def default_limit(*, on_cpu: bool) -> int:
-    """2 GiB where arrays live in host memory, as most are only viewed; else a quarter of what is free."""
+    """2 GiB where arrays live in host memory, for most are viewed; else a quarter of it."""
     if on_cpu:
         return 2 << 30
     return max(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, 1 << 30)
@@ -75,7 +75,7 @@ class Lease:
 
     def release(self) -> None:
         """One holder is done; after the last the bytes are free. More calls change nothing."""
-        self._limiter._release(self, self._borrowed)  # noqa: SLF001  # its other half
+        self._limiter._release(self, borrowed=self._borrowed)  # noqa: SLF001  # its other half
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +156,7 @@ class ByteLimiter:
         elif not request.cancelled():
             request.result().release()
 
-    def _release(self, lease: Lease, borrowed: bool) -> None:
+    def _release(self, lease: Lease, *, borrowed: bool) -> None:
         with self._mutex:
             lease._holders -= 1  # noqa: SLF001  # its other half
             if lease._holders != 0:  # noqa: SLF001

@@ -36,7 +36,6 @@ from ckptmgr.storage.local import LocalStorage
 from ckptmgr.tree.registry import Registry
 
 T = TypeVar("T")
-_NEWEST = "newest"
 
 
 class CheckpointManager:
@@ -76,7 +75,7 @@ class CheckpointManager:
       DirectoryLocked: another live manager writes it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the options of a whole run, each on its own
         self,
         directory: str | os.PathLike[str],
         *,
@@ -198,7 +197,7 @@ class CheckpointManager:
 
     def restore(
         self,
-        step: int | Literal["newest"] = _NEWEST,
+        step: int | Literal["newest"] = "newest",
         like: object = None,
         *,
         shardings: object = None,
@@ -228,14 +227,14 @@ class CheckpointManager:
 
     def restore_async(
         self,
-        step: int | Literal["newest"] = _NEWEST,
+        step: int | Literal["newest"] = "newest",
         like: object = None,
         *,
         shardings: object = None,
         casting: str = "same_kind",
     ) -> LoadFuture:
         """Begin to restore; returns at once a future of the tree. Arguments as for `restore`."""
-        wanted = None if step == _NEWEST and isinstance(step, str) else parse_step(step)
+        wanted = None if isinstance(step, str) and step == "newest" else parse_step(step)
         request = restore.request(like, shardings, casting)
         info = self._look().find(wanted)
         future = LoadFuture(info.step, self._service.dispatch)
@@ -254,16 +253,16 @@ class CheckpointManager:
         self,
         like: T,
         *,
-        step: int | Literal["newest"] = _NEWEST,
+        step: int | Literal["newest"] = "newest",
         default_step: int = 0,
         shardings: object = None,
         casting: str = "same_kind",
     ) -> tuple[int, T]:
-        """The step and the tree to go on from: `(default_step, like)` where nothing is committed yet.
+        """The step and the tree to go on from; `(default_step, like)` where nothing is committed.
 
         Blocks and raises like `restore`. A step that is named must be there.
         """
-        if isinstance(step, str) and step == _NEWEST and not self._look().steps:
+        if isinstance(step, str) and step == "newest" and not self._look().steps:
             return parse_step(default_step), like
         future = self.restore_async(step, like, shardings=shardings, casting=casting)
         try:
@@ -419,7 +418,7 @@ def local_path(directory: str | os.PathLike[str]) -> str:
         raise InvalidOption("directory is empty" if not text else "directory holds a NUL")
     if "://" in text:
         raise InvalidOption(f"only local directories are supported by this version, not {text!r}")
-    return os.path.abspath(epath.Path(text).expanduser())
+    return os.path.abspath(str(epath.Path(text).expanduser()))
 
 
 def limiter(in_flight_bytes: int | str | ByteLimiter | None) -> ByteLimiter:
@@ -445,6 +444,6 @@ def _count(value: object, option: str) -> int:
     return value
 
 
-def _require(condition: bool, option: str, allowed: str, value: object) -> None:
+def _require(condition: object, option: str, allowed: str, value: object) -> None:
     if not condition:
         raise InvalidOption(f"{option} is {allowed}, not {value!r}")

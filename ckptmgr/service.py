@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, Protocol, TypeVar
 
 import anyio
@@ -99,6 +100,7 @@ class Service:
         self._closing = False
         self._work: Future[None] = Future()
         self._callbacks: list[threading.Thread] = []
+        self._soon: Callable[[Callable[[], object]], None]  # set by the loop, before it opens
         opened: Future[BlockingPortal] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(opened,), name="ckptmgr", daemon=True
@@ -231,11 +233,12 @@ class Service:
 
     def _end(self, deadline: float) -> None:
         with self._changed:
-            rest = [*(job.future for job in self._queue), *self._loads]
-            if self._active:
-                rest.append(self._active.future)
-        for future in rest:
-            future.cancel()
+            saves = [self._active, *self._queue] if self._active else list(self._queue)
+            loads = list(self._loads)
+        for job in saves:
+            job.future.cancel()
+        for load in loads:
+            load.cancel()
         if self._thread is threading.current_thread():
             return  # garbage collection may call from the thread itself, which then ends by itself
         for thread in [self._thread, *self._callbacks]:
@@ -243,7 +246,7 @@ class Service:
                 thread.join(max(deadline - time.monotonic(), _JOIN_SECONDS))
 
     def close_quietly(self, timeout: float = END_SECONDS) -> None:
-        """Close where there is nobody to raise to: at exit, from garbage collection, under an error."""
+        """Close where nobody can be raised to: at exit, in garbage collection, under an error."""
         try:
             self.close(timeout)
         except CheckpointError as error:
@@ -292,7 +295,7 @@ class Service:
 
     async def _main(self, opened: Future[BlockingPortal]) -> None:
         loop = asyncio.get_running_loop()
-        self._soon = lambda wake: _unless_closed(loop, wake)
+        self._soon = partial(_call_soon, loop)
         async with BlockingPortal() as portal:
             opened.set_result(portal)
             await self._saves()
@@ -344,7 +347,7 @@ class Service:
         free = self._storage.free_bytes()
         if free is not None and free < plan.nbytes:
             raise NoSpace(
-                f"the step needs {plan.nbytes} bytes and {free} are free; free some or keep fewer steps",
+                f"the step needs {plan.nbytes} bytes and {free} are free; free some, keep fewer",
                 file=self._storage.root,
             )
 
@@ -362,9 +365,7 @@ class Service:
         if not job.future.advance(State.COMMITTING):
             return None
         now = self._ledger.commit_time()
-        record = commit.commit(
-            job.plan, manifest, job.header, attempt, now, replace=job.replace
-        )
+        record = commit.commit(job.plan, manifest, job.header, attempt, now, replace=job.replace)
         return self._ledger.add(job.name, record)
 
     async def _load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
@@ -379,7 +380,10 @@ class Service:
                     except CheckpointError as error:
                         outcome, state = error, State.FAILED
                     except Exception as error:  # noqa: BLE001  # the service must outlive any load
-                        outcome, state = CheckpointError(f"the load failed: {error!r}"), State.FAILED
+                        outcome, state = (
+                            CheckpointError(f"the load failed: {error!r}"),
+                            State.FAILED,
+                        )
                         outcome.__cause__ = error
                     future.resolve(state, outcome)
         finally:
@@ -389,6 +393,6 @@ class Service:
             self.kick()
 
 
-def _unless_closed(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
     with contextlib.suppress(RuntimeError):  # a loop that has ended has nothing left to wake
         loop.call_soon_threadsafe(wake)

@@ -38,7 +38,7 @@ def directory(path: str, array: str = "") -> str:
     if name == _RESERVED:
         return "%7a" + name[1:]
     if len(name) > _LONGEST_NAME:
-        return f"{name[:_LONGEST_NAME - 33]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        return f"{name[: _LONGEST_NAME - 33]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
     return name
 
 

@@ -30,14 +30,14 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     pass
 
 
-class Grid(_Strict):
+class Grid(_Strict, frozen=True):
     """An array of its own directory: the shape of its chunks, and their digests in C order."""
 
     chunk: Shape
     digests: tuple[str, ...]
 
 
-class PackedBox(_Strict):
+class PackedBox(_Strict, frozen=True):
     """The bytes of a small array: `offset` bytes into the pack that process `pack` wrote."""
 
     pack: int
@@ -45,7 +45,7 @@ class PackedBox(_Strict):
     digest: str
 
 
-class ShardingEntry(_Strict):
+class ShardingEntry(_Strict, frozen=True):
     """How a jax.Array was laid out: axis names and sizes, never device ids.
 
     `axes` and `spec` are empty for an array on a single device.
@@ -53,11 +53,11 @@ class ShardingEntry(_Strict):
 
     axes: tuple[tuple[str, int], ...] = ()
     axis_types: tuple[str, ...] = ()
-    spec: tuple[None | str | tuple[str, ...], ...] = ()
+    spec: tuple[str | tuple[str, ...] | None, ...] = ()
     memory_kind: str | None = None
 
 
-class ArrayEntry(_Strict):
+class ArrayEntry(_Strict, frozen=True):
     """An array of a leaf. One that holds no element lies nowhere: neither grid nor packed."""
 
     dtype: str
@@ -69,10 +69,11 @@ class ArrayEntry(_Strict):
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * zarr.DTYPES[self.dtype].itemsize
+        """Its size in memory."""
+        return math.prod(self.shape) * int(zarr.DTYPES[self.dtype].itemsize)
 
 
-class LeafEntry(_Strict):
+class LeafEntry(_Strict, frozen=True):
     """A leaf: its key path, the handler that stored it, that handler's JSON and arrays."""
 
     path: str
@@ -81,7 +82,7 @@ class LeafEntry(_Strict):
     arrays: tuple[ArrayEntry, ...] = ()
 
 
-class Pack(_Strict):
+class Pack(_Strict, frozen=True):
     """The small arrays of one process end to end; none crosses a multiple of `chunk` bytes."""
 
     process: int
@@ -89,11 +90,11 @@ class Pack(_Strict):
     chunk: int
 
 
-class NoneNode(_Strict, tag="none", tag_field="kind"):
+class NoneNode(_Strict, frozen=True, tag="none", tag_field="kind"):
     """None, which is a node without children to jax."""
 
 
-class DictNode(_Strict, tag="dict", tag_field="kind"):
+class DictNode(_Strict, frozen=True, tag="dict", tag_field="kind"):
     """A dict; `ordered` for an OrderedDict."""
 
     keys: tuple[JSON, ...]
@@ -101,19 +102,19 @@ class DictNode(_Strict, tag="dict", tag_field="kind"):
     ordered: bool = False
 
 
-class ListNode(_Strict, tag="list", tag_field="kind"):
+class ListNode(_Strict, frozen=True, tag="list", tag_field="kind"):
     """A list."""
 
     children: tuple[Node, ...]
 
 
-class TupleNode(_Strict, tag="tuple", tag_field="kind"):
+class TupleNode(_Strict, frozen=True, tag="tuple", tag_field="kind"):
     """A tuple."""
 
     children: tuple[Node, ...]
 
 
-class NamedTupleNode(_Strict, tag="namedtuple", tag_field="kind"):
+class NamedTupleNode(_Strict, frozen=True, tag="namedtuple", tag_field="kind"):
     """A namedtuple."""
 
     name: str
@@ -121,7 +122,7 @@ class NamedTupleNode(_Strict, tag="namedtuple", tag_field="kind"):
     children: tuple[Node, ...]
 
 
-class CustomNode(_Strict, tag="custom", tag_field="kind"):
+class CustomNode(_Strict, frozen=True, tag="custom", tag_field="kind"):
     """A node of a class that only jax knows: comes back through `like` alone."""
 
     name: str
@@ -132,7 +133,7 @@ class CustomNode(_Strict, tag="custom", tag_field="kind"):
 Node: TypeAlias = int | NoneNode | DictNode | ListNode | TupleNode | NamedTupleNode | CustomNode
 
 
-class Manifest(_Strict):
+class Manifest(_Strict, frozen=True):
     """The whole of a saved tree but its bytes."""
 
     format: int
@@ -141,7 +142,7 @@ class Manifest(_Strict):
     packs: tuple[Pack, ...] = ()
 
 
-class CommitRecord(_Strict):
+class CommitRecord(_Strict, frozen=True):
     """What a step is known by without opening its manifest."""
 
     format: int
@@ -157,7 +158,7 @@ class CommitRecord(_Strict):
     metadata: dict[str, JSON] = {}
 
 
-class _Envelope(_Strict):
+class _Envelope(_Strict, frozen=True):
     digest: str
     record: msgspec.Raw
 

@@ -12,7 +12,7 @@ import struct
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    JSON: TypeAlias = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+    JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 else:
     JSON = Any  # msgspec, which reads the annotations of a struct, knows no recursive alias
 _EXACT_IN_JSON = 2**53

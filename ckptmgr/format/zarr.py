@@ -23,15 +23,16 @@ CHECKSUM_BYTES: Final = 4
 
 Shape: TypeAlias = tuple[int, ...]
 
-_NUMPY_DTYPES = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 float32 float64 complex64 complex128"
-).split()
-_ML_DTYPES = (
-    "bfloat16 int2 int4 uint2 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn "
-    "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz "
-    "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-).split()
+_NUMPY_DTYPES = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
+_ML_DTYPES = [
+    *("bfloat16", "int2", "int4", "uint2", "uint4"),
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3"),
+    *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+]
 DTYPES: Final = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {
     name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES
 }
@@ -50,7 +51,7 @@ class Chunk(NamedTuple):
 
 
 def chunk_shape(shape: Shape, shard: Shape, itemsize: int, limit: int = CHUNK_BYTES) -> Shape:
-    """The cells of the regular grid that cuts each shard of an array into chunks of about `limit` bytes.
+    """The cells of the regular grid that cuts each shard into chunks of about `limit` bytes.
 
     An array in one piece is cut into n = ceil(bytes / limit) slabs of ceil(rows / n)
     rows: less than one row of padding. Where several shards share the grid an edge
@@ -77,9 +78,7 @@ def grid(shape: Shape, chunk: Shape) -> Iterator[Chunk]:
     counts = (range(math.ceil(n / edge)) for n, edge in zip(shape, chunk, strict=True))
     for index in itertools.product(*counts):
         start = tuple(i * edge for i, edge in zip(index, chunk, strict=True))
-        extent = tuple(
-            min(edge, n - s) for edge, n, s in zip(chunk, shape, start, strict=True)
-        )
+        extent = tuple(min(edge, n - s) for edge, n, s in zip(chunk, shape, start, strict=True))
         yield Chunk(start, extent, ".".join(("c", *map(str, index))))
 
 

@@ -79,7 +79,8 @@ def commit(
 ) -> CommitRecord:
     """Put the manifest and publish the step; blocks until it is durable.
 
-    Waits for metrics that are still being computed. `now` is the commit time. `replace` lets it take the place of a step of that name.
+    Waits for metrics that are still being computed. `now` is the commit time. With
+    `replace` it takes the place of a step of that name.
     """
     record = CommitRecord(
         format=FORMAT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -85,4 +86,4 @@ def _plain(value: object, where: str) -> JSON:
 
 def _short(value: object) -> str:
     text = repr(value)
-    return f"a {type(value).__name__} ({text[:60]}{'...' if len(text) > 60 else ''})"
+    return f"a {type(value).__name__} ({textwrap.shorten(text, 60)})"

@@ -19,12 +19,21 @@ import numpy as np
 
 from ckptmgr.errors import UnsupportedLeaf
 from ckptmgr.format import keypath, zarr
-from ckptmgr.format.manifest import ALIGNMENT, ArrayEntry, Grid, Node, Pack, PackedBox, ShardingEntry
+from ckptmgr.format.manifest import (
+    ALIGNMENT,
+    ArrayEntry,
+    Grid,
+    Node,
+    Pack,
+    PackedBox,
+    ShardingEntry,
+)
 from ckptmgr.format.step import ARRAYS, PACKS
 from ckptmgr.format.zarr import CHUNK_BYTES, Shape
 from ckptmgr.tree import sharding, structure
 from ckptmgr.tree.handlers import Array, Handler
 from ckptmgr.tree.registry import Registry, unsupported
+from ckptmgr.tree.structure import PyTreeDef
 
 # Several to a byte on the device: jax unpacks them, and so copies, for every host array.
 _UNPACKED: Final = frozenset({"int2", "int4", "uint2", "uint4", "float4_e2m1fn"})
@@ -94,10 +103,10 @@ class Plan:
     pack_files: tuple[File, ...]
     slot_leaf: tuple[int, ...]
     nbytes: int
-    treedef: structure.PyTreeDef
+    treedef: PyTreeDef
 
     def describe(self) -> object:
-        """The tree with a `jax.ShapeDtypeStruct` for each array and the class of every other leaf."""
+        """The tree with a `jax.ShapeDtypeStruct` for each array, else the handler's name."""
         leaves = [
             jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype) if arrays else handler.name
             for arrays, handler in zip(self.arrays, self.handlers, strict=True)
@@ -150,7 +159,7 @@ class Planner:
                 self._plans.popitem(last=False)
         return plan, leaves
 
-    def _make(self, tree: object, leaves: list[object], treedef: structure.PyTreeDef) -> Plan:
+    def _make(self, tree: object, leaves: list[object], treedef: PyTreeDef) -> Plan:
         paths = structure.key_paths(tree)
         handlers = []
         for leaf, path in zip(leaves, paths, strict=True):
@@ -213,7 +222,7 @@ class _Draft:
         boxes = tuple(_cut(array, box, chunk, f"{ARRAYS}/{directory}") for box in array.boxes)
         return array._replace(boxes=boxes)
 
-    def finish(self, treedef: structure.PyTreeDef, handlers: tuple[Handler, ...]) -> Plan:
+    def finish(self, treedef: PyTreeDef, handlers: tuple[Handler, ...]) -> Plan:
         """Fill the pack and put everything together."""
         pack, offsets = fill_pack([array.nbytes for array, _ in self._small])
         placed: list[PlannedArray] = []
@@ -235,7 +244,7 @@ class _Draft:
 
 
 def fill_pack(sizes: Sequence[int]) -> tuple[Pack | None, list[int]]:
-    """Where arrays of these sizes lie in the pack: aligned, in order, none across two of its chunks.
+    """Where arrays of these sizes lie in the pack: aligned, in order, none across two chunks.
 
     With n = ceil(total / 16 MiB) chunks, each is filled until it holds total / n: n
     always suffice, and together they waste at most n times the largest array.
@@ -275,7 +284,7 @@ def _pack_files(pack: Pack | None, arrays: Sequence[PlannedArray]) -> tuple[File
 
 
 class _Layout(NamedTuple):
-    """How an array lies in memory: its boxes, the largest of them, and whether they can be viewed."""
+    """How an array lies in memory: its boxes, their edges, and whether they can be viewed."""
 
     sharding: ShardingEntry | None
     viewable: bool
@@ -297,12 +306,15 @@ def _on_devices(array: jax.Array, path: str) -> _Layout:
             leaf=path,
         )
     entry = sharding.describe(array.sharding)
-    device = next(iter(array.sharding.device_set))
-    viewable = device.platform == "cpu" and np.dtype(array.dtype).name not in _UNPACKED
+    viewable = (
+        sharding.platform(array.sharding) == "cpu" and np.dtype(array.dtype).name not in _UNPACKED
+    )
     if array.is_fully_replicated:
         return _Layout(entry, viewable, (Box(0, whole),), shape)
     boxes = tuple(
-        Box(number, tuple(slice(*s.indices(n)[:2]) for s, n in zip(shard.index, shape, strict=True)))
+        Box(
+            number, tuple(slice(*s.indices(n)[:2]) for s, n in zip(shard.index, shape, strict=True))
+        )
         for number, shard in enumerate(array.addressable_shards)
         if shard.replica_id == 0
     )

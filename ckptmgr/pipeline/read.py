@@ -129,9 +129,7 @@ class Reader:
         self._packs = {pack.process: pack for pack in packs}
         self._limiter = limiter
 
-    async def read(
-        self, wanted: Sequence[Wanted], deliver: Callable[[Found], None]
-    ) -> None:
+    async def read(self, wanted: Sequence[Wanted], deliver: Callable[[Found], None]) -> None:
         """Read arrays and deliver them in groups that share a buffer, in no fixed order.
 
         `deliver` must have passed the group on when it returns: its bytes no longer count then.
@@ -229,7 +227,9 @@ class Reader:
             self._storage.read_into(part.key, target, offset=0, size=part.size)
         except (MissingFile, TruncatedFile) as error:
             leaf = part.checks[0][3]
-            raise DamagedStep(f"a data file: {error.message}", leaf=leaf, file=error.file) from error
+            raise DamagedStep(
+                f"a data file: {error.message}", leaf=leaf, file=error.file
+            ) from error
         wrong = _first_wrong(target, part.checks)
         if wrong is not None:
             raise DamagedStep(
@@ -293,13 +293,13 @@ class _Source:
 
 
 def _is_run(shape: Shape, chunk: Shape) -> bool:
-    """Whether each chunk is one contiguous run of the array: full in all axes after the first cut."""
+    """Whether each chunk is one run of the array: full in all axes after the first cut."""
     cut = next((axis for axis, edge in enumerate(chunk) if edge > 1), len(chunk))
     return all(edge >= n for edge, n in zip(chunk[cut + 1 :], shape[cut + 1 :], strict=True))
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Fresh memory that begins at a multiple of 64 bytes: jax takes it over without a copy on CPU."""
+    """Fresh memory at a multiple of 64 bytes: jax takes it over without a copy on CPU."""
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]
@@ -314,4 +314,4 @@ def _first_wrong(data: memoryview, checks: Sequence[tuple[int, int, str, str]]) 
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

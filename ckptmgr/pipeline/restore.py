@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio.to_thread
 import jax
@@ -74,7 +74,9 @@ def request(like: object, shardings: object, casting: object) -> Request:
       UnsupportedLeaf: `like` cannot be flattened.
     """
     if isinstance(shardings, str) and shardings != "numpy":
-        raise InvalidOption(f"shardings is 'numpy', a Sharding or a tree of them, not {shardings!r}")
+        raise InvalidOption(
+            f"shardings is 'numpy', a Sharding or a tree of them, not {shardings!r}"
+        )
     target = None
     if like is not None:
         leaves, treedef = structure.flatten(like)
@@ -84,8 +86,8 @@ def request(like: object, shardings: object, casting: object) -> Request:
         shardings=shardings,
         casting=parse_casting(casting),
         devices=tuple(jax.devices()),
-        default_device=jax.config.jax_default_device,
-        x64=bool(jax.config.jax_enable_x64),
+        default_device=jax.config.jax_default_device,  # type: ignore[attr-defined]  # made at run time
+        x64=bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]  # made at run time
     )
 
 
@@ -111,6 +113,10 @@ def _main_array(arrays: Mapping[str, Array]) -> object:
     return arrays[""]
 
 
+def _number(kind: type, entry: LeafEntry, arrays: Mapping[str, Array]) -> object:
+    return kind(_value(entry, arrays))
+
+
 def _main_scalar(arrays: Mapping[str, Array]) -> object:
     return np.asarray(arrays[""])[()]
 
@@ -132,7 +138,9 @@ class _Matching:
             tree = structure.build(self.manifest.structure, range(len(saved)))
             places = self._places(tree, len(saved))
             return [self._as_saved(*pair) for pair in enumerate(places)]
-        places = self._places(jax.tree_util.tree_unflatten(like.treedef, like.leaves), len(like.leaves))
+        places = self._places(
+            jax.tree_util.tree_unflatten(like.treedef, like.leaves), len(like.leaves)
+        )
         goals = []
         for path, target, place in zip(like.paths, like.leaves, places, strict=True):
             if path not in saved:
@@ -145,7 +153,7 @@ class _Matching:
         return goals
 
     def _places(self, tree: object, count: int) -> list[object]:
-        """The sharding that the caller wants for each leaf of `tree`, None where nothing was said."""
+        """The sharding that the caller wants for each leaf of `tree`; None: nothing was said."""
         wanted = self.request.shardings
         if wanted is None or isinstance(wanted, str | Sharding):
             return [wanted] * count
@@ -172,7 +180,7 @@ class _Matching:
     def _place(
         self, entry: LeafEntry, dtype: np.dtype, saved: ShardingEntry | None, place: object
     ) -> Sharding | None:
-        """The sharding of an array on devices: `place` if it is one, else the saved one if it can be had."""
+        """`place` if it is a sharding, else the saved one if it can be had."""
         if dtype.itemsize >= _WIDE and not self.request.x64 and NAMES[dtype] != "complex64":
             self.faults.append(
                 f"{entry.path!r}: saved {_saved(entry)}; jax holds {dtype.name} only with "
@@ -180,7 +188,7 @@ class _Matching:
             )
         if isinstance(place, Sharding):
             return place
-        return saved and shardings_on_disk.rebuild(saved, self.request.devices)
+        return None if saved is None else shardings_on_disk.rebuild(saved, self.request.devices)
 
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -190,11 +198,11 @@ class _Matching:
             if dtype is None or shape != target.shape or not self._castable(dtype, wanted):
                 return self._fault(number, target)
             return self._as_array(number, target, wanted, place)
-        kind = type(target)
+        kind: Any = type(target)  # one of the four numbers, or else
         if kind in _NUMBERS:
             if dtype is None or shape or not self._castable(dtype, np.dtype(_NUMBERS[kind])):
                 return self._fault(number, target)
-            return Goal(number, lambda arrays: kind(_value(entry, arrays)))
+            return Goal(number, partial(_number, kind, entry))
         handler = self.registry.find(target)
         if dtype is not None or handler is None or handler.name != entry.handler:
             return self._fault(number, target)
@@ -345,7 +353,9 @@ class _Assembly:
             for sharding, batch in batches.items():
                 # One call for all: device_put costs 30 us a leaf, three times that one by one.
                 placed = jax.device_put([array for *_, array in batch], sharding)
-                for (number, name, _), array in zip(batch, jax.block_until_ready(placed), strict=True):
+                for (number, name, _), array in zip(
+                    batch, jax.block_until_ready(placed), strict=True
+                ):
                     self._arrays[number][name] = array
 
     def finish(self) -> list[object]:

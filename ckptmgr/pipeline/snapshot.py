@@ -101,7 +101,7 @@ def take(
     Raises:
       UnsupportedLeaf: an array was deleted or donated before.
     """
-    camera = _Camera(plan, leaves, limiter, handover, borrow)
+    camera = _Camera(plan, leaves, limiter, handover, borrow=borrow)
     try:
         if camera.packs() and all(camera.array(array) for array in plan.own):
             camera.flush()
@@ -118,6 +118,7 @@ class _Camera:
         leaves: Sequence[object],
         limiter: ByteLimiter,
         handover: Handover,
+        *,
         borrow: bool,
     ) -> None:
         self._plan = plan
@@ -152,7 +153,7 @@ class _Camera:
                 buffer = np.zeros(file.spans[-1][1], np.uint8)
                 for start, stop in file.spans:
                     self._copy_small(next(packed), buffer[start:stop])
-            self._ready.append(Piece(file, memoryview(buffer), lease))
+            self._ready.append(Piece(file, buffer.data, lease))
         return True
 
     def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
@@ -241,4 +242,4 @@ def _host(source: Array, box: Box, path: str) -> np.ndarray:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

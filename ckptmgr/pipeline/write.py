@@ -78,6 +78,4 @@ class _Tally:
             self._tell()
 
     def _tell(self) -> None:
-        self._report(
-            Progress(self._bytes, self._plan.nbytes, self._leaves, len(self._plan.paths))
-        )
+        self._report(Progress(self._bytes, self._plan.nbytes, self._leaves, len(self._plan.paths)))

@@ -185,7 +185,9 @@ def _translated(path: str) -> Iterator[None]:
         if isinstance(error, FileNotFoundError):
             raise MissingFile("this file is missing", file=file) from error
         if error.errno in _NO_SPACE:
-            raise NoSpace(f"{error.strerror}: free some space or keep fewer steps", file=file) from error
+            raise NoSpace(
+                f"{error.strerror}: free some space or keep fewer steps", file=file
+            ) from error
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             raise StorageError(f"{error.strerror}: check owner and mode", file=file) from error
         raise StorageError(error.strerror or str(error), file=file) from error

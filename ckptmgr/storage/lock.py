@@ -26,7 +26,9 @@ def exclusive_lock(path: str) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise StorageError(f"the lock file cannot be opened: {error.strerror}", file=path) from error
+        raise StorageError(
+            f"the lock file cannot be opened: {error.strerror}", file=path
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,7 +40,9 @@ def exclusive_lock(path: str) -> Iterator[None]:
                 file=path,
             ) from error
         except OSError as error:
-            raise StorageError(f"the directory cannot be locked: {error.strerror}", file=path) from error
+            raise StorageError(
+                f"the directory cannot be locked: {error.strerror}", file=path
+            ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode(), 0)
         yield

@@ -36,7 +36,7 @@ class Handler(ABC):
 
     def key(self, leaf: object) -> Hashable:
         """All that the plan depends on; leaves of equal keys are planned alike."""
-        return type(leaf)
+        return type(leaf).__qualname__
 
     def arrays(self, leaf: object) -> Mapping[str, Array]:
         """The arrays to store, the main one under the name ""."""
@@ -52,7 +52,7 @@ class Handler(ABC):
 
 
 class JaxArray(Handler):
-    """A jax.Array of numbers. Comes back as one, on the device or sharding that the load chooses."""
+    """A jax.Array of numbers. Comes back as one, with the sharding that the load chooses."""
 
     name = "jax.Array"
 
@@ -116,7 +116,9 @@ class NumpyScalar(Handler):
 
     def handles(self, leaf: object) -> bool:
         """Scalars of the dtypes we know."""
-        return isinstance(leaf, np.generic) and leaf.dtype.type is type(leaf) and leaf.dtype in NAMES
+        return (
+            isinstance(leaf, np.generic) and leaf.dtype.type is type(leaf) and leaf.dtype in NAMES
+        )
 
     def arrays(self, leaf: object) -> Mapping[str, Array]:
         """An array without dimensions."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from ckptmgr.format.manifest import ShardingEntry
 def describe(sharding: Sharding) -> ShardingEntry:
     """What is stored of a sharding; one that is no NamedSharding counts as a single device's."""
     kind = sharding.memory_kind
-    if kind == next(iter(sharding.device_set)).default_memory().kind:
+    if kind == _device(sharding).default_memory().kind:
         kind = None
     if not isinstance(sharding, NamedSharding):
         return ShardingEntry(memory_kind=kind)
@@ -28,13 +29,24 @@ def describe(sharding: Sharding) -> ShardingEntry:
     return ShardingEntry(
         axes=tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True)),
         axis_types=tuple(str(axis.name) for axis in mesh.axis_types),
-        spec=tuple(axes if axes is None or isinstance(axes, str) else tuple(axes) for axes in sharding.spec),
+        spec=tuple(
+            axes if axes is None or isinstance(axes, str) else tuple(axes) for axes in sharding.spec
+        ),
         memory_kind=kind,
     )
 
 
+def platform(sharding: Sharding) -> str:
+    """The platform of its devices: cpu, gpu, tpu."""
+    return str(_device(sharding).platform)
+
+
+def _device(sharding: Sharding) -> Any:  # jaxlib's Device, which has no stubs
+    return next(iter(sharding.device_set))
+
+
 def rebuild(entry: ShardingEntry, devices: Sequence[jax.Device]) -> Sharding | None:
-    """The stored sharding on the first of `devices`; None where it was one device's or they are too few.
+    """The stored sharding on the first of `devices`; None for one device, or where they are few.
 
     Raises:
       DamagedStep: the entry describes no sharding.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -28,7 +29,17 @@ from ckptmgr.format.manifest import (
 )
 from ckptmgr.format.scalar import from_json, to_json
 
-PyTreeDef = jax.tree_util.PyTreeDef
+
+class PyTreeDef(Protocol):
+    """What is used of jax's own class of this name, which has no stubs."""
+
+    num_leaves: int
+
+    def node_data(self) -> tuple[type, Any] | None:
+        """The class of the node and what jax keeps of it; None for a leaf."""
+
+    def children(self) -> list[PyTreeDef]:
+        """The nodes below."""
 
 
 def flatten(tree: object) -> tuple[list[object], PyTreeDef]:

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +19,9 @@ from jax.experimental.array_serialization import pytree_serialization
 
 import ckptmgr
 from ckptmgr.pipeline.read import aligned
+from ckptmgr.tree.handlers import Array
+
+T = TypeVar("T")
 
 
 class Contender(ABC):
@@ -40,12 +43,15 @@ class Contender(ABC):
     def __exit__(self, *error: object) -> None:
         return None
 
+    def _place(self, step: int) -> str:
+        return f"{self.directory}/{step}"
+
     @abstractmethod
-    def save(self, tree: object) -> Callable[[], object]:
+    def save(self, step: int, tree: object) -> Callable[[], object]:
         """Begin; returns, once the trainer may go on, what blocks until the step is durable."""
 
     @abstractmethod
-    def restore(self, like: object) -> object:
+    def restore(self, step: int, like: object) -> object:
         """The saved tree, as jax arrays that are ready."""
 
 
@@ -53,22 +59,21 @@ class Ckptmgr(Contender):
     """This project, digests on."""
 
     name = "ckptmgr"
-    options: ClassVar[dict[str, object]] = {}
 
     def __enter__(self) -> Self:
-        self._manager = ckptmgr.CheckpointManager(self.directory, **self.options)  # type: ignore[arg-type]  # the options are our own
+        self._manager = ckptmgr.CheckpointManager(self.directory)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._manager.close()
 
-    def save(self, tree: object) -> Callable[[], object]:
+    def save(self, step: int, tree: object) -> Callable[[], object]:
         """`save`, whose future is the end."""
-        return self._manager.save(0, tree).result
+        return self._manager.save(step, tree).result
 
-    def restore(self, like: object) -> object:
+    def restore(self, step: int, like: object) -> object:
         """`restore` into the shapes and shardings of the tree."""
-        return jax.block_until_ready(self._manager.restore(0, like))
+        return jax.block_until_ready(self._manager.restore(step, like))
 
     def borrowed_bytes(self) -> int:
         """The bytes of views that are held now."""
@@ -87,16 +92,16 @@ class Orbax(Contender):
     def __exit__(self, *error: object) -> None:
         self._manager.close()
 
-    def save(self, tree: object) -> Callable[[], object]:
+    def save(self, step: int, tree: object) -> Callable[[], object]:
         """`save` with StandardSave."""
-        self._manager.save(0, args=ocp.args.StandardSave(tree))
+        self._manager.save(step, args=ocp.args.StandardSave(tree))
         return self._manager.wait_until_finished
 
-    def restore(self, like: object) -> object:
+    def restore(self, step: int, like: object) -> object:
         """`restore` with StandardRestore."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         return jax.block_until_ready(
-            self._manager.restore(0, args=ocp.args.StandardRestore(target))
+            self._manager.restore(step, args=ocp.args.StandardRestore(target))
         )
 
 
@@ -106,52 +111,60 @@ class JaxSerialization(Contender):
     name = "jax"
     donation_safe = False
 
-    def save(self, tree: object) -> Callable[[], object]:
+    def save(self, step: int, tree: object) -> Callable[[], object]:
         """`nonblocking_save`."""
-        return pytree_serialization.nonblocking_save(tree, self.directory).result
+        return pytree_serialization.nonblocking_save(tree, self._place(step)).result
 
-    def restore(self, like: object) -> object:
+    def restore(self, step: int, like: object) -> object:
         """`load` with the shardings of the tree."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-        return jax.block_until_ready(pytree_serialization.load(self.directory, shardings))
+        return jax.block_until_ready(pytree_serialization.load(self._place(step), shardings))
 
 
 class Raw(Contender):
-    """No format at all: one file a leaf, fdatasync each, the directory at the end; nothing checked."""
+    """No format at all: one file a leaf, fdatasync each, then the directory; nothing checked."""
 
     name = "raw"
     threads: ClassVar[int] = 1
 
-    def save(self, tree: object) -> Callable[[], object]:
+    def save(self, step: int, tree: object) -> Callable[[], object]:
         """Views of every leaf, written by a pool."""
+        place = self._place(step)
+        os.mkdir(place)
         views = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-        return lambda: self._each(self._write, list(enumerate(views)))
+        paths = [f"{place}/{number}" for number in range(len(views))]
+        return lambda: self._each(self._write, paths, views)
 
-    def restore(self, like: object) -> object:
+    def restore(self, step: int, like: object) -> object:
         """Each file read into aligned memory that jax takes over."""
         leaves, treedef = jax.tree.flatten(like)
-        arrays = self._each(self._read, list(enumerate(leaves)))
+        paths = [f"{self._place(step)}/{number}" for number in range(len(leaves))]
+        arrays = self._each(self._read, paths, leaves)
         return jax.block_until_ready(jax.tree.unflatten(treedef, jax.device_put(arrays)))
 
-    def _each(self, do: Callable[[int, np.ndarray], object], items: Sequence[tuple[int, object]]) -> list[object]:
+    def _each(
+        self, do: Callable[[str, Array], T], paths: Sequence[str], arrays: Sequence[Array]
+    ) -> list[T]:
         with ThreadPoolExecutor(self.threads) as pool:
-            found = list(pool.map(lambda item: do(*item), items))
-        descriptor = os.open(self.directory, os.O_RDONLY)
+            found = list(pool.map(do, paths, arrays))
+        descriptor = os.open(os.path.dirname(paths[0]), os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
         return found
 
-    def _write(self, number: int, view: np.ndarray) -> None:
-        descriptor = os.open(f"{self.directory}/{number}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        data = memoryview(view.reshape(-1).view(np.uint8))
+    @staticmethod
+    def _write(path: str, view: Array) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        data = memoryview(np.asarray(view).reshape(-1).view(np.uint8))
         while data:
             data = data[os.write(descriptor, data) :]
         os.fdatasync(descriptor)
         os.close(descriptor)
 
-    def _read(self, number: int, leaf: jax.Array) -> np.ndarray:
+    @staticmethod
+    def _read(path: str, leaf: Array) -> np.ndarray:
         buffer = aligned(leaf.nbytes)
-        descriptor = os.open(f"{self.directory}/{number}", os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         data, offset = memoryview(buffer), 0
         while data:
             count = os.preadv(descriptor, [data], offset)

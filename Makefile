@@ -1,0 +1,32 @@
+# Each target makes what it needs; the environment lives in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup test check demo bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -e '.[test,check,examples]'
+	touch $(STAMP)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_wheel.py --run-wheel
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.demo
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install -q -e '.[bench]'
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf .venv build dist results *.egg-info
