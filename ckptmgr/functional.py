@@ -80,6 +80,7 @@ def save_async(
         future = SaveFuture(None, service.dispatch, plan.describe)
         job = SaveJob(name, plan, leaves, head, overwrite, future, Handover(service.kick))
         service.save(job, limiter(None), "wait", borrow=True)
+        job.handover.close()
         return future
     finally:
         service.finish()

@@ -62,6 +62,8 @@ class LimiterStatistics:
 class Lease:
     """Bytes on loan from a limiter until each of its holders has released it once."""
 
+    __slots__ = ("_borrowed", "_holders", "_limiter", "nbytes")
+
     def __init__(self, limiter: ByteLimiter, nbytes: int, *, borrowed: bool) -> None:
         self.nbytes = nbytes
         self._limiter = limiter

@@ -158,10 +158,13 @@ class CheckpointManager:
         future = SaveFuture(number, self._service.dispatch, plan.describe)
         handover = Handover(self._service.kick)
         job = SaveJob(name, plan, leaves, head, overwrite, future, handover)
-        if self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow):
-            with self._mutex:
+        saving = self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
+        try:
+            self._tell_failures(future)
+        finally:
+            if saving:
                 self._unsettled.append(future)
-        self._tell_failures(future)
+                handover.close()
         return future
 
     def maybe_save(

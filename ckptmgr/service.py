@@ -114,6 +114,8 @@ class Service:
     def save(self, job: SaveJob, limiter: ByteLimiter, on_busy: OnBusy, *, borrow: bool) -> bool:
         """Queue a save and take its snapshot; False where it is skipped because of `on_busy`.
 
+        The writing begins, at the latest, when the caller closes the job's handover.
+
         Blocks for the snapshot, for room under the limiter, and for a place in the queue
         if `on_busy` is "wait". Whatever it raises, nothing is left behind.
         """
@@ -128,7 +130,6 @@ class Service:
             self._withdraw(job)
             raise
         job.leaves = []
-        job.handover.close()
         return True
 
     def _admit(self, job: SaveJob, on_busy: OnBusy) -> bool:

@@ -53,6 +53,15 @@ class File:
     spans: tuple[tuple[int, int], ...]
 
 
+class Cut(NamedTuple):
+    """A chunk of a box: its file, and its part of the box, as slices and as a run of bytes."""
+
+    file: File
+    part: tuple[slice, ...]
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
     """A part of an array that lies on one device, and the files that its chunks go to.
@@ -62,7 +71,8 @@ class Box:
 
     shard: int | None
     index: tuple[slice, ...]
-    chunks: tuple[tuple[File, tuple[slice, ...]], ...] = ()
+    chunks: tuple[Cut, ...] = ()
+    nbytes: int = 0
 
 
 class PlannedArray(NamedTuple):
@@ -93,12 +103,20 @@ class PlannedArray(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole save. `slot_leaf` names the leaf that each slot belongs to."""
+    """A whole save.
+
+    Attributes:
+      arrays: those of each leaf; `own` have files of their own, `packed` lie in the pack,
+        in the order of their offsets.
+      slot_leaf: the leaf that each slot belongs to.
+    """
 
     structure: Node
     paths: tuple[str, ...]
     handlers: tuple[Handler, ...]
     arrays: tuple[tuple[PlannedArray, ...], ...]
+    own: tuple[PlannedArray, ...]
+    packed: tuple[PlannedArray, ...]
     pack: Pack | None
     pack_files: tuple[File, ...]
     slot_leaf: tuple[int, ...]
@@ -112,16 +130,6 @@ class Plan:
             for arrays, handler in zip(self.arrays, self.handlers, strict=True)
         ]
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
-
-    @property
-    def own(self) -> list[PlannedArray]:
-        """The arrays with files of their own."""
-        return [array for leaf in self.arrays for array in leaf if array.chunk is not None]
-
-    @property
-    def packed(self) -> list[PlannedArray]:
-        """The arrays in the pack, in the order of their offsets."""
-        return [a for leaf in self.arrays for a in leaf if a.chunk is None and a.nbytes]
 
 
 class Planner:
@@ -236,6 +244,8 @@ class _Draft:
             paths=tuple(self._paths),
             handlers=handlers,
             arrays=tuple(map(tuple, self._arrays)),
+            own=tuple(array for leaf in self._arrays for array in leaf if array.chunk is not None),
+            packed=tuple(placed),
             pack=pack,
             pack_files=_pack_files(pack, placed),
             slot_leaf=tuple(self._slot_leaf),
@@ -337,7 +347,8 @@ def _cut(array: PlannedArray, box: Box, chunk: Shape, directory: str) -> Box:
     """The box with the files of its chunks; each chunk is one contiguous run of the box."""
     counts = [math.ceil(n / edge) for n, edge in zip(array.shape, chunk, strict=True)]
     extent = tuple(s.stop - s.start for s in box.index)
-    chunks = []
+    chunks: list[Cut] = []
+    end = 0
     for cell in zarr.grid(extent, chunk):
         index = [
             (s.start + start) // edge
@@ -353,5 +364,6 @@ def _cut(array: PlannedArray, box: Box, chunk: Shape, directory: str) -> Box:
             spans=((0, math.prod(cell.shape) * array.dtype.itemsize),),
         )
         part = tuple(slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
-        chunks.append((file, part))
-    return replace(box, chunks=tuple(chunks))
+        start, end = end, end + file.spans[0][1]
+        chunks.append(Cut(file, part, start, end))
+    return replace(box, chunks=tuple(chunks), nbytes=end)

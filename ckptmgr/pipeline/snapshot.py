@@ -10,11 +10,10 @@ happens to the tree no longer matters.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,13 +24,18 @@ from ckptmgr.pipeline.plan import Box, File, Plan, PlannedArray
 from ckptmgr.tree.handlers import Array
 
 
-@dataclass(slots=True)
-class Piece:
-    """The bytes of one file, and the lease to release once they are written."""
+class Piece(NamedTuple):
+    """The bytes of one file, `start` to `stop` of a host array, and the lease on that array."""
 
     file: File
-    data: memoryview
+    host: np.ndarray
+    start: int
+    stop: int
     lease: Lease
+
+    def data(self) -> memoryview:
+        """The bytes; for those that write, as the trainer's thread is not to wait for it."""
+        return self.host.reshape(-1).view(np.uint8).data[self.start : self.stop]
 
 
 class Handover:
@@ -47,22 +51,27 @@ class Handover:
         self._closed = False
         self._abandoned = False
 
-    def push(self, pieces: Sequence[Piece]) -> bool:
-        """Hand pieces over; False where nobody wants them, so the rest need not be made."""
+    def push(self, pieces: Sequence[Piece], *, wake: bool) -> bool:
+        """Hand pieces over; False where nobody wants them, so the rest need not be made.
+
+        `wake` those that write. Without it they hear at the next push or `close`: threads
+        that start to work now would take the interpreter from the trainer's.
+        """
         with self._changed:
             if not self._abandoned:
                 self._pieces.extend(pieces)
-                self._notify(len(pieces))
+                if wake:
+                    self._notify()
                 return True
         for piece in pieces:
             piece.lease.release()
         return False
 
     def close(self) -> None:
-        """That was the last piece."""
+        """There are no more pieces; the last ones may still be unknown to those that write."""
         with self._changed:
             self._closed = True
-            self._notify(1)
+            self._notify()
 
     def abandon(self) -> None:
         """Release what is here and refuse what is still to come."""
@@ -79,9 +88,7 @@ class Handover:
             self._changed.wait_for(lambda: self._pieces or self._closed or self._abandoned)
             return self._pieces.popleft() if self._pieces else None
 
-    def _notify(self, count: int) -> None:
-        if not count:
-            return
+    def _notify(self) -> None:
         self._changed.notify_all()
         began, self._began = self._began, _nothing
         began()
@@ -96,6 +103,8 @@ def take(
 ) -> None:
     """Make every byte of the tree ours and hand it over. Blocks while the limiter is full.
 
+    The caller closes the handover, as the last thing that it does.
+
     `borrow`: view what can be viewed instead of copying it.
 
     Raises:
@@ -104,7 +113,7 @@ def take(
     camera = _Camera(plan, leaves, limiter, handover, borrow=borrow)
     try:
         if camera.packs() and all(camera.array(array) for array in plan.own):
-            camera.flush()
+            camera.flush(wake=False)
     finally:
         camera.drop()
 
@@ -128,10 +137,10 @@ class _Camera:
         self._borrow = borrow
         self._ready: list[Piece] = []
 
-    def flush(self) -> bool:
+    def flush(self, *, wake: bool) -> bool:
         """Hand over what is ready; False where nobody wants it."""
         ready, self._ready = self._ready, []
-        return self._handover.push(ready)
+        return self._handover.push(ready, wake=wake and bool(ready))
 
     def drop(self) -> None:
         """Release what was not handed over."""
@@ -140,7 +149,7 @@ class _Camera:
 
     def _acquire(self, nbytes: int) -> Lease | None:
         """A lease, or None where nobody wants the bytes. Earlier pieces are let go first."""
-        return self._limiter.acquire(nbytes) if self.flush() else None
+        return self._limiter.acquire(nbytes) if self.flush(wake=True) else None
 
     def packs(self) -> bool:
         """Copy the small arrays; False where nobody wants them."""
@@ -153,7 +162,7 @@ class _Camera:
                 buffer = np.zeros(file.spans[-1][1], np.uint8)
                 for start, stop in file.spans:
                     self._copy_small(next(packed), buffer[start:stop])
-            self._ready.append(Piece(file, buffer.data, lease))
+            self._ready.append(Piece(file, buffer, 0, len(buffer), lease))
         return True
 
     def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
@@ -175,20 +184,24 @@ class _Camera:
     def array(self, array: PlannedArray) -> bool:
         """View or copy a large array, box by box; False where nobody wants it."""
         source, path = self._source(array), self._plan.paths[array.leaf]
-        return all(self._box(array, source, box, path) for box in array.boxes)
+        for box in array.boxes:
+            if array.viewable:
+                view = _host(source, box, path)
+                if self._borrow and view.flags.c_contiguous:
+                    self._share(view, box, self._limiter.borrow(box.nbytes))
+                    continue
+                wanted = self._copy(view, box)
+            elif isinstance(source, np.ndarray):
+                wanted = self._copy(source, box)
+            else:
+                wanted = self._fetch(source, box, path)
+            if not wanted:
+                return False
+        return True
 
-    def _box(self, array: PlannedArray, source: Array, box: Box, path: str) -> bool:
-        nbytes = math.prod(s.stop - s.start for s in box.index) * array.dtype.itemsize
-        if isinstance(source, np.ndarray):
-            return self._chunks(source, box)
-        if array.viewable:
-            view = _host(source, box, path)
-            if self._borrow and view.flags.c_contiguous:
-                self._share(view, box, self._limiter.borrow(nbytes))
-                return True
-            return self._chunks(view, box)
+    def _fetch(self, source: Array, box: Box, path: str) -> bool:
         # The copy is jax's to make, in one piece: from an accelerator, or to unpack it.
-        lease = self._acquire(nbytes)
+        lease = self._acquire(box.nbytes)
         if lease is None:
             return False
         with _released_on_error(lease):
@@ -199,13 +212,12 @@ class _Camera:
     def _share(self, host: np.ndarray, box: Box, lease: Lease) -> None:
         """Cut a host array that lives until its last chunk is written."""
         lease.share(len(box.chunks))
-        for file, part in box.chunks:
-            self._ready.append(Piece(file, _bytes(host[part]), lease))
+        self._ready += [Piece(cut.file, host, cut.start, cut.stop, lease) for cut in box.chunks]
 
-    def _chunks(self, host: np.ndarray, box: Box) -> bool:
+    def _copy(self, host: np.ndarray, box: Box) -> bool:
         """Copy a host array chunk by chunk, each under a lease of its own."""
-        for file, part in box.chunks:
-            source = host[part]
+        for cut in box.chunks:
+            source = host[cut.part]
             lease = self._acquire(source.nbytes)
             if lease is None:
                 return False
@@ -213,7 +225,7 @@ class _Camera:
                 # np.copyto also turns big-endian into the little-endian that is stored.
                 copy = np.empty(source.shape, source.dtype.newbyteorder("="))
                 np.copyto(copy, source)
-            self._ready.append(Piece(file, _bytes(copy), lease))
+            self._ready.append(Piece(cut.file, copy, 0, copy.nbytes, lease))
         return True
 
 
@@ -239,7 +251,3 @@ def _host(source: Array, box: Box, path: str) -> np.ndarray:
         raise UnsupportedLeaf(
             "this array was deleted or donated before save() was called", leaf=path
         ) from error
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data

@@ -50,7 +50,8 @@ async def write(
 
 def _encode(piece: Piece) -> tuple[list[str], list[Bytes]]:
     """The digests of the piece's spans, and the parts of its file."""
-    data, padding = piece.data, piece.file.nbytes - len(piece.data)
+    data = piece.data()
+    padding = piece.file.nbytes - len(data)
     found = [digest(data[start:stop]) for start, stop in piece.file.spans]
     checksum = chunk_checksum(data, padding)
     whole, rest = divmod(padding, len(ZEROS))

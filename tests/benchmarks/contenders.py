@@ -113,7 +113,10 @@ class JaxSerialization(Contender):
 
     def save(self, step: int, tree: object) -> Callable[[], object]:
         """`nonblocking_save`."""
-        return pytree_serialization.nonblocking_save(tree, self._place(step)).result
+        wait: Callable[[], object] = pytree_serialization.nonblocking_save(
+            tree, self._place(step)
+        ).result
+        return wait
 
     def restore(self, step: int, like: object) -> object:
         """`load` with the shardings of the tree."""
@@ -155,7 +158,7 @@ class Raw(Contender):
     @staticmethod
     def _write(path: str, view: Array) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        data = memoryview(np.asarray(view).reshape(-1).view(np.uint8))
+        data = np.asarray(view).reshape(-1).view(np.uint8).data
         while data:
             data = data[os.write(descriptor, data) :]
         os.fdatasync(descriptor)
@@ -165,7 +168,7 @@ class Raw(Contender):
     def _read(path: str, leaf: Array) -> np.ndarray:
         buffer = aligned(leaf.nbytes)
         descriptor = os.open(path, os.O_RDONLY)
-        data, offset = memoryview(buffer), 0
+        data, offset = buffer.data, 0
         while data:
             count = os.preadv(descriptor, [data], offset)
             data, offset = data[count:], offset + count

@@ -1,0 +1,104 @@
+"""The commit record and the manifest: what is read is what was written, or an error."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ckptmgr import DamagedStep, UnsupportedFormat
+from ckptmgr.format import manifest as m
+from ckptmgr.format.digest import digest
+
+PACK = m.Pack(process=0, nbytes=128, chunk=128)
+ARRAY = m.ArrayEntry("float32", (4,), packed=(m.PackedBox(0, 64, "00"),))
+LEAF = m.LeafEntry("w", "jax.Array", arrays=(ARRAY,))
+MANIFEST = m.Manifest(m.FORMAT, m.DictNode(("w",), (0,)), (LEAF,), (PACK,))
+
+
+def record_of(data: bytes, **changes: object) -> m.CommitRecord:
+    """A record that commits these bytes of a manifest."""
+    fields = {
+        "format": m.FORMAT, "step": 3, "time": 1.0, "nbytes": 16, "leaves": 1, "nonce": "00",
+        "manifest_nbytes": len(data), "manifest_digest": digest(data), "writer": {},
+    }  # fmt: skip
+    return m.CommitRecord(**{**fields, **changes})  # type: ignore[arg-type]  # by name
+
+
+def test_a_manifest_comes_back() -> None:
+    """Equal in every field."""
+    data = m.encode_manifest(MANIFEST)
+    assert m.decode_manifest(data, record_of(data), "tree.json") == MANIFEST
+
+
+def test_a_record_comes_back() -> None:
+    """NaN metrics included."""
+    record = record_of(b"", metrics={"loss": {"float": "7ff8000000000000"}})
+    assert m.decode_record(m.encode_record(record), "checkpoint.json") == record
+
+
+def test_every_flipped_byte_of_a_record_is_found() -> None:
+    """By its own digest, or because it does not parse."""
+    data = m.encode_record(record_of(b""))
+    for place in range(len(data) - 1):  # the last is a newline
+        wrong = bytearray(data)
+        wrong[place] ^= 1
+        try:
+            found = m.decode_record(bytes(wrong), "checkpoint.json")
+        except (DamagedStep, UnsupportedFormat):
+            continue
+        assert found == record_of(b"")
+
+
+def test_a_manifest_that_was_not_committed_is_refused() -> None:
+    """Whole as it may be."""
+    data = m.encode_manifest(MANIFEST)
+    with pytest.raises(DamagedStep, match="not the one that was committed"):
+        m.decode_manifest(data, record_of(b"other"), "tree.json")
+
+
+def test_a_newer_format_says_so_even_where_its_fields_are_unknown() -> None:
+    """Rather than that it is damaged."""
+    data = msgspec.json.encode({"format": 2, "leafs": []})
+    with pytest.raises(UnsupportedFormat, match="format 2 .* update ckptmgr"):
+        m.decode_manifest(data, record_of(data), "tree.json")
+
+
+def bad(**changes: object) -> m.Manifest:
+    """A manifest with another array."""
+    array = msgspec.structs.replace(ARRAY, **changes)
+    return msgspec.structs.replace(
+        MANIFEST, leaves=(m.LeafEntry("w", "jax.Array", arrays=(array,)),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("manifest", "fault"),
+    [
+        (bad(dtype="object"), "unknown dtype"),
+        (bad(shape=(-4,)), "negative dimension"),
+        (bad(packed=()), "exactly one place"),
+        (bad(shape=(10**12,)), "outside its pack"),
+        (bad(packed=(m.PackedBox(0, -64, "00"),)), "outside its pack"),
+        (bad(packed=(m.PackedBox(1, 0, "00"),)), "outside its pack"),
+        (bad(packed=(), grid=m.Grid((0,), ("00",))), "do not fit its shape"),
+        (bad(packed=(), grid=m.Grid((2,), ("00",))), "do not match its chunks"),
+        (msgspec.structs.replace(MANIFEST, packs=(PACK, PACK)), "two packs"),
+        (msgspec.structs.replace(MANIFEST, structure=m.NoneNode()), "each leaf once"),
+        (msgspec.structs.replace(MANIFEST, structure=m.ListNode((0, 0))), "each leaf once"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(manifest: m.Manifest, fault: str) -> None:
+    """Before any of its numbers is used."""
+    data = m.encode_manifest(manifest)
+    with pytest.raises(DamagedStep, match=fault):
+        m.decode_manifest(data, record_of(data), "tree.json")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"\xff", b"[" * 100_000, b'{"format":1,"surprise":2}', b'{"format":"1"}', b"null"],
+)
+def test_what_is_no_manifest_is_damage_and_nothing_else(data: bytes) -> None:
+    """Whatever msgspec says of it."""
+    with pytest.raises(DamagedStep):
+        m.decode_manifest(data, record_of(data), "tree.json")
