@@ -50,7 +50,9 @@ def flatten(tree: object) -> tuple[list[object], PyTreeDef]:
     """
     try:
         return jax.tree_util.tree_flatten(tree)
-    except (ValueError, TypeError) as error:
+    except SystemError as error:  # how jax 0.10 reports a recursion error of its own
+        raise UnsupportedLeaf("the tree is nested too deep for jax") from error
+    except (ValueError, TypeError, RecursionError) as error:
         raise UnsupportedLeaf(
             f"jax cannot flatten this tree ({error}); the keys of one dict must be comparable"
         ) from error

@@ -113,10 +113,8 @@ class JaxSerialization(Contender):
 
     def save(self, step: int, tree: object) -> Callable[[], object]:
         """`nonblocking_save`."""
-        wait: Callable[[], object] = pytree_serialization.nonblocking_save(
-            tree, self._place(step)
-        ).result
-        return wait
+        future = pytree_serialization.nonblocking_save(tree, self._place(step))
+        return lambda: future.result()
 
     def restore(self, step: int, like: object) -> object:
         """`load` with the shardings of the tree."""

@@ -59,7 +59,7 @@ def test_a_manifest_that_was_not_committed_is_refused() -> None:
 def test_a_newer_format_says_so_even_where_its_fields_are_unknown() -> None:
     """Rather than that it is damaged."""
     data = msgspec.json.encode({"format": 2, "leafs": []})
-    with pytest.raises(UnsupportedFormat, match="format 2 .* update ckptmgr"):
+    with pytest.raises(UnsupportedFormat, match=r"format 2 .* update ckptmgr"):
         m.decode_manifest(data, record_of(data), "tree.json")
 
 

@@ -1,0 +1,142 @@
+"""The contract of a store, on each store: what holds for one holds for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptmgr import DirectoryLocked, MissingFile, StepExists, TruncatedFile
+from ckptmgr.format.step import COMMIT_RECORD
+from ckptmgr.storage.base import Storage
+from ckptmgr.storage.local import LocalStorage
+from ckptmgr.storage.memory import MemoryStorage
+
+Open = Callable[[], Storage]
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the same place again and again, as processes do."""
+    memory = MemoryStorage()
+    return (
+        (lambda: LocalStorage(str(tmp_path / "run")))
+        if request.param == "local"
+        else lambda: memory
+    )
+
+
+def write(storage: Storage, name: str, *, replace: bool = False, **files: bytes) -> None:
+    """Publish a step of these files."""
+    with storage.attempt(name) as attempt:
+        for path, data in files.items():
+            attempt.put(f"d/{path}", [data[:2], data[2:]])
+        attempt.publish(b"record", replace=replace)
+
+
+def opened(store: Open) -> Storage:
+    """The place, made."""
+    storage = store()
+    storage.create()
+    return storage
+
+
+def test_what_was_published_is_there(store: Open) -> None:
+    """Its files, its record, its name, for another opening too."""
+    write(opened(store), "step-00000001", a=b"abcdef")
+    other = store()
+    assert "step-00000001" in other.names()
+    assert other.taken("step-00000001")
+    assert other.read("step-00000001/d/a", 6) == b"abcdef"
+    assert other.read(f"step-00000001/{COMMIT_RECORD}", 100) == b"record"
+
+
+def test_an_attempt_is_invisible_until_it_is_published_and_leaves_nothing(store: Open) -> None:
+    """Neither while it runs nor after it was given up."""
+    storage = opened(store)
+    before = storage.names()
+    with storage.attempt("step-00000001") as attempt:
+        attempt.put("a", [b"x"])
+        assert not storage.taken("step-00000001")
+    assert storage.names() == before
+
+
+def test_an_attempt_that_fails_leaves_nothing(store: Open) -> None:
+    """The error comes through."""
+    storage = opened(store)
+    before = storage.names()
+    with pytest.raises(ZeroDivisionError), storage.attempt("step-00000001") as attempt:
+        attempt.put("a", [b"x"])
+        raise ZeroDivisionError
+    assert storage.names() == before
+
+
+def test_a_taken_name_is_refused_and_what_is_there_is_untouched(store: Open) -> None:
+    """At the publication, whatever was known before."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"old")
+    with pytest.raises(StepExists):
+        write(storage, "step-00000001", a=b"new")
+    assert storage.read("step-00000001/d/a", 3) == b"old"
+
+
+def test_replacing_swaps_everything_at_once(store: Open) -> None:
+    """No file of the former step is left."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"old", b=b"old")
+    write(storage, "step-00000001", replace=True, a=b"new")
+    assert storage.read("step-00000001/d/a", 3) == b"new"
+    with pytest.raises(MissingFile):
+        storage.read("step-00000001/d/b", 3)
+    assert [name for name in storage.names() if name != ".lock"] == ["step-00000001"]
+
+
+def test_a_part_of_a_file_goes_into_the_callers_buffer(store: Open) -> None:
+    """From the offset on."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"abcdef")
+    buffer = bytearray(3)
+    storage.read_into("step-00000001/d/a", memoryview(buffer), offset=2, size=6)
+    assert bytes(buffer) == b"cde"
+
+
+def test_a_file_of_another_size_or_past_its_end_is_truncated(store: Open) -> None:
+    """Never zeros."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"abcdef")
+    for offset, size in [(0, 7), (0, 5), (5, 6)]:
+        with pytest.raises(TruncatedFile):
+            storage.read_into(
+                "step-00000001/d/a", memoryview(bytearray(3)), offset=offset, size=size
+            )
+    with pytest.raises(TruncatedFile):
+        storage.read("step-00000001/d/a", 5)
+
+
+def test_what_is_missing_is_missing(store: Open) -> None:
+    """Files and steps."""
+    storage = opened(store)
+    with pytest.raises(MissingFile):
+        storage.read("step-00000001/d/a", 5)
+    with pytest.raises(MissingFile):
+        storage.delete("step-00000001")
+
+
+def test_a_deleted_step_is_gone_and_its_neighbours_are_not(store: Open) -> None:
+    """Name and files."""
+    storage = opened(store)
+    for name in ("step-00000001", "step-00000002"):
+        write(storage, name, a=b"x")
+    storage.delete("step-00000001")
+    assert not storage.taken("step-00000001")
+    assert storage.read("step-00000002/d/a", 1) == b"x"
+
+
+def test_there_is_one_writer_and_the_end_of_its_context_lets_go(store: Open) -> None:
+    """Also within one process."""
+    one, other = opened(store), store()
+    with one.lock(), pytest.raises(DirectoryLocked), other.lock():
+        pass
+    with other.lock():
+        pass
