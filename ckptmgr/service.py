@@ -323,17 +323,10 @@ class Service:
                     self._changed.notify_all()
 
     async def _save(self, job: SaveJob) -> None:
-        outcome: StepInfo | BaseException | None = None
+        outcome: StepInfo | CheckpointError | None = None
         with anyio.CancelScope() as job.scope:
-            try:
-                outcome = await self._write(job)
-            except CheckpointError as error:
-                outcome = error
-            except Exception as error:  # noqa: BLE001  # the service must outlive any save
-                outcome = CheckpointError(f"the save failed: {error!r}", step=job.future.step)
-                outcome.__cause__ = error
+            outcome = await _outcome(self._write(job), "save", job.future.step)
         if isinstance(outcome, CheckpointError):
-            outcome.step = job.future.step if outcome.step is None else outcome.step
             logging.error("a save failed: %s", outcome)
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
@@ -370,28 +363,31 @@ class Service:
         return self._ledger.add(job.name, record)
 
     async def _load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
-        outcome: object = None
         try:
             with anyio.CancelScope() as scope:
                 future.add_wakeup(lambda ended: ended.cancelled() and self._soon(scope.cancel))
                 if future.advance(State.READING):
-                    try:
-                        outcome = await work()
-                        state = State.LOADED
-                    except CheckpointError as error:
-                        outcome, state = error, State.FAILED
-                    except Exception as error:  # noqa: BLE001  # the service must outlive any load
-                        outcome, state = (
-                            CheckpointError(f"the load failed: {error!r}"),
-                            State.FAILED,
-                        )
-                        outcome.__cause__ = error
-                    future.resolve(state, outcome)
+                    outcome = await _outcome(work(), "load", future.step)
+                    failed = isinstance(outcome, CheckpointError)
+                    future.resolve(State.FAILED if failed else State.LOADED, outcome)
         finally:
             with self._changed:
                 self._loads.discard(future)
                 self._changed.notify_all()
             self.kick()
+
+
+async def _outcome(work: Awaitable[T], what: str, step: int | None) -> T | CheckpointError:
+    """What the work returns, or what it fails with: an error of ours that names its step."""
+    try:
+        return await work
+    except CheckpointError as error:
+        failure = error
+    except Exception as error:  # noqa: BLE001  # the service must outlive whatever fails
+        failure = CheckpointError(f"the {what} failed: {error!r}")
+        failure.__cause__ = error
+    failure.step = step if failure.step is None else failure.step
+    return failure
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:

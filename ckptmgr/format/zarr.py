@@ -88,14 +88,15 @@ def cells(shape: Shape, chunk: Shape) -> int:
 
 
 def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape) -> bytes:
-    """The zarr.json of an array; a dtype without a Zarr name gets a last axis of its bytes."""
-    name = dtype.name
-    attributes = {}
-    if name not in _ZARR_DTYPES:
-        attributes = {"ckptmgr_dtype": name}
-        shape, chunk, name = (*shape, dtype.itemsize), (*chunk, dtype.itemsize), "uint8"
-    zero = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(dtype.kind, 0) if not attributes else 0
-    endian = {} if name in ("bool", "int8", "uint8") else {"configuration": {"endian": "little"}}
+    """The zarr.json of an array. A dtype that Zarr has no name for, all of one byte, is uint8."""
+    true_name = NAMES[dtype]
+    name = true_name if true_name in _ZARR_DTYPES else "uint8"
+    zero: object = 0.0 if "float" in name else 0
+    if name == "bool":
+        zero = False
+    elif name.startswith("complex"):
+        zero = [0.0, 0.0]
+    endian = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
     return msgspec.json.format(
         msgspec.json.encode(
             {
@@ -105,9 +106,9 @@ def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape) -> bytes:
                 "data_type": name,
                 "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
                 "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-                "fill_value": zero if name != "bfloat16" else 0.0,
+                "fill_value": zero,
                 "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
-                "attributes": attributes,
+                "attributes": {} if name == true_name else {"ckptmgr_dtype": true_name},
             }
         )
     )

@@ -174,9 +174,8 @@ class Reader:
             whole = aligned(want.nbytes).view(dtype).reshape(entry.shape)
             parts = []
             for cell, proof in zip(zarr.grid(entry.shape, grid.chunk), grid.digests, strict=True):
-                region = whole[
-                    tuple(slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
-                ]
+                slices = (slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
+                region = whole[(*slices, ...)]  # the dots: a view even without dimensions
                 parts.append(
                     _Part(
                         key=f"{directory}/{cell.key}",
@@ -250,19 +249,20 @@ class _Source:
         self._requests = requests
         self._limiter = limiter
         self._leases = leases
-        self._mutex = threading.Lock()
+        self._turn = threading.Lock()  # held while waiting for the limiter
+        self._counting = threading.Lock()  # so this is another: what waits ends by a group's end
         self._waiting: Future[Lease] | None = None
         self._stopped = False
         self._parts = self._all()
 
     def next(self) -> tuple[_Group, _Part] | None:
         """The next part; None after the last, or once stopped."""
-        with self._mutex:
+        with self._turn:
             return None if self._stopped else next(self._parts, None)
 
     def is_last_of(self, group: _Group) -> bool:
         """Whether the part that was just filled was the last one of its group."""
-        with self._mutex:
+        with self._counting:
             group.left -= 1
             return not group.left
 

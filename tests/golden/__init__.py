@@ -1,0 +1,1 @@
+"""Golden checkpoints of each format version; they must load for ever."""
