@@ -1,0 +1,1 @@
+"""Trainers to start from."""
