@@ -19,7 +19,8 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_wheel.py --run-wheel
+	$(BIN)/python -m pytest -q tests/test_layers.py
+	$(BIN)/python -m pytest -q -m wheel tests/test_wheel.py
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo

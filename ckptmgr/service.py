@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -114,10 +113,9 @@ class Service:
     def save(self, job: SaveJob, limiter: ByteLimiter, on_busy: OnBusy, *, borrow: bool) -> bool:
         """Queue a save and take its snapshot; False where it is skipped because of `on_busy`.
 
-        The writing begins, at the latest, when the caller closes the job's handover.
-
-        Blocks for the snapshot, for room under the limiter, and for a place in the queue
-        if `on_busy` is "wait". Whatever it raises, nothing is left behind.
+        The writing begins, at the latest, when the caller closes the job's handover. Blocks
+        for the snapshot, for room under the limiter, and for a place in the queue if
+        `on_busy` is "wait". Whatever it raises, nothing is left behind.
         """
         if not self._admit(job, on_busy):
             job.future.resolve(State.SKIPPED, None)
@@ -150,8 +148,8 @@ class Service:
                     self._queue[0].future.cancel()  # its wakeup takes it out of the queue
                 else:
                     self._changed.wait()
+            job.future.add_wakeup(self._ended)  # first: another thread may replace it at once
             self._queue.append(job)
-        job.future.add_wakeup(self._ended)
         return True
 
     def _refuse(self, job: SaveJob) -> None:
@@ -217,7 +215,6 @@ class Service:
         """
         if os.getpid() != self._pid:
             return
-        deadline = time.monotonic() + timeout
         self.finish()
         late: list[int] = []
         try:
@@ -225,14 +222,15 @@ class Service:
                 if not self._changed.wait_for(self._is_idle, timeout):
                     late = self.pending()
         finally:
-            self._end(deadline)
+            self._end()
         if late:
             raise WaitTimeout(f"gave up saves that were not done within {timeout} s: {late}")
 
     def _is_idle(self) -> bool:
         return not self._queue and not self._active and not self._loads
 
-    def _end(self, deadline: float) -> None:
+    def _end(self) -> None:
+        """Cancel what is left and see the threads off, within seconds whatever they do."""
         with self._changed:
             saves = [self._active, *self._queue] if self._active else list(self._queue)
             loads = list(self._loads)
@@ -244,7 +242,7 @@ class Service:
             return  # garbage collection may call from the thread itself, which then ends by itself
         for thread in [self._thread, *self._callbacks]:
             if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), _JOIN_SECONDS))
+                thread.join(_JOIN_SECONDS)
 
     def close_quietly(self, timeout: float = END_SECONDS) -> None:
         """Close where nobody can be raised to: at exit, in garbage collection, under an error."""
@@ -256,9 +254,9 @@ class Service:
     def dispatch(self, callbacks: Callable[[], None]) -> None:
         """Run the callbacks of a future in a thread of their own."""
         thread = threading.Thread(target=callbacks, name="ckptmgr callbacks", daemon=True)
-        self._callbacks = [t for t in self._callbacks if t.is_alive()]
-        self._callbacks.append(thread)
-        thread.start()
+        with self._changed:
+            self._callbacks = [*(t for t in self._callbacks if t.is_alive()), thread]
+            thread.start()
 
     def _ended(self, future: Future[StepInfo | None]) -> None:
         """A save's future ended; where by `cancel()`, take the job out of the queue or stop it."""

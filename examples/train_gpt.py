@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
+from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +30,7 @@ STEPS = flags.DEFINE_integer("steps", 120, "how many updates to do")
 EVERY = flags.DEFINE_integer("every", 10, "how many updates between checkpoints")
 RESULT = flags.DEFINE_string("result", None, "where to write the losses as JSON")
 
-WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 192, 6, 4, 96, 16
+WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 160, 4, 4, 64, 24
 Params: TypeAlias = dict[str, jax.Array]
 State: TypeAlias = dict[str, object]
 
@@ -90,7 +90,7 @@ def loss_of(params: Params, tokens: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
-OPTIMIZER = optax.adamw(3e-3, weight_decay=0.01)
+OPTIMIZER = optax.adamw(optax.linear_schedule(0.0, 2e-3, 20), weight_decay=0.01)
 
 
 @jax.jit(donate_argnums=0)
@@ -103,6 +103,7 @@ def train_step(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:
 
 def main(_: list[str]) -> None:
     """Train, save, and say what it cost."""
+    logging.set_verbosity(logging.WARNING)
     data, params = text(), init(jax.random.key(0))
     state: State = {"params": params, "opt_state": OPTIMIZER.init(params)}
     keep = KeepLast(2) | KeepEvery(steps=5 * EVERY.value) | KeepBest("loss", mode="min")

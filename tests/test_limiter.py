@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 import pytest
@@ -36,7 +37,7 @@ def test_sizes_may_be_texts(value: object, expected: int) -> None:
 @pytest.mark.parametrize("value", ["2 GB", "2GB", 0, -1, "0B", True, 1.5, "", None, "MiB"])
 def test_what_is_no_size_is_refused_with_the_option_named(value: object) -> None:
     """And with an example of what it could be."""
-    with pytest.raises(InvalidOption, match="in_flight_bytes is .*'256MiB'"):
+    with pytest.raises(InvalidOption, match=r"in_flight_bytes is .*'256MiB'"):
         parse_bytes(value, "in_flight_bytes")
 
 
@@ -71,14 +72,19 @@ def test_first_come_first_served() -> None:
     limiter = ByteLimiter(10)
     first = limiter.acquire(6)
     order: list[str] = []
-    large = in_thread(lambda: (limiter.acquire(8).release(), order.append("large")))
+
+    def take(nbytes: int, name: str) -> None:
+        with limiter.acquire(nbytes):
+            order.append(name)
+
+    large = in_thread(lambda: take(10, "large"))
     waiting(limiter, 1)
-    small = in_thread(lambda: (limiter.acquire(1).release(), order.append("small")))
+    small = in_thread(lambda: take(1, "small"))
     waiting(limiter, 2)
     first.release()
     large.join()
     small.join()
-    assert sorted(order) == ["large", "small"]
+    assert order == ["large", "small"]
     assert limiter.statistics().used_bytes == 0
 
 
@@ -138,7 +144,7 @@ def test_many_threads_never_exceed_the_limit() -> None:
             with limiter.acquire(size):
                 assert limiter.statistics().used_bytes <= 100
 
-    threads = [in_thread(lambda size=size: work(size)) for size in (1, 30, 50, 99)]
+    threads = [in_thread(partial(work, size)) for size in (1, 30, 50, 99)]
     for thread in threads:
         thread.join()
     assert limiter.statistics().peak_bytes <= 100

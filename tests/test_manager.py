@@ -6,8 +6,10 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import anyio
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +42,6 @@ from ckptmgr import (
     WaitTimeout,
     WhenIdle,
 )
-from ckptmgr.storage import local
 from ckptmgr.storage.memory import MemoryAttempt
 from tests.trees import Pair, assert_same, common
 
@@ -56,12 +57,13 @@ class Gate(MemoryStorage):
         self.entered = threading.Event()
         self.fails: Exception | None = None
 
-    def attempt(self, name: str) -> Iterator[MemoryAttempt]:  # type: ignore[override]  # a context
+    def attempt(self, name: str) -> AbstractContextManager[MemoryAttempt]:
+        """Wait, then begin, or fail."""
         self.entered.set()
         assert self.open.wait(30)
         if self.fails:
             raise self.fails
-        return super().attempt(name)  # type: ignore[return-value]  # a context
+        return super().attempt(name)
 
 
 @pytest.fixture
@@ -551,11 +553,11 @@ def test_a_full_disk_fails_one_save_and_the_next_succeeds(
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(local.os, "writev", full)
+        monkeypatch.setattr(os, "writev", full)
         with pytest.raises(NoSpace):
             manager.save(2, SMALL).result()
         assert manager.latest_step() == 1
-        monkeypatch.setattr(local.os, "writev", real)
+        monkeypatch.setattr(os, "writev", real)
         manager.wait()
         assert sorted(os.listdir(run)) == [".lock", "step-00000001"]
         manager.maybe_save(2, SMALL)
@@ -791,3 +793,17 @@ def test_an_unchanged_structure_is_planned_once(run: Path) -> None:
         manager.save(2, {"w": jnp.zeros(4), "n": 2}).result()
         assert len(manager._planner._plans) == 2
         assert [manager.restore(s)["n"] for s in range(3)] == [1, 2, 2]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_it_lives_in_an_async_trainer(run: Path, backend: str) -> None:
+    """`async with`, and futures that are awaited in its loop."""
+
+    async def main() -> None:
+        async with CheckpointManager(run) as manager:
+            info = await manager.save(0, SMALL)
+            assert info is not None
+            assert_same(await manager.restore_async(0), SMALL)
+
+    anyio.run(main, backend=backend)
+    assert (run / "step-00000000").is_dir()

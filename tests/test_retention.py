@@ -141,7 +141,7 @@ def test_any_rule_keeps_the_newest_splits_the_steps_and_composes(
     [
         lambda: KeepLast(0),
         lambda: KeepLast(True),
-        lambda: KeepEvery(),
+        KeepEvery,
         lambda: KeepEvery(steps=2, hours=1),
         lambda: KeepEvery(steps=0),
         lambda: KeepEvery(hours=-1),

@@ -36,8 +36,8 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class LocalStorage:
     """A directory on a local file system."""
 
-    # Measured with 16 MiB chunks on ext4: more writers gain nothing, readers gain up to four.
-    write_tasks = 3
+    # Measured with 16 MiB chunks on ext4: both gain up to four, most of the time on fdatasync.
+    write_tasks = 4
     read_tasks = 4
 
     def __init__(self, root: str) -> None:

@@ -6,11 +6,12 @@ clock runs, as a trainer opens its checkpointer once.
 
 from __future__ import annotations
 
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 import numpy as np
@@ -105,6 +106,10 @@ class Orbax(Contender):
         )
 
 
+def _result(future: Any) -> object:  # jax's own class, without types
+    return future.result()
+
+
 class JaxSerialization(Contender):
     """JAX's own pytree_serialization, nonblocking."""
 
@@ -114,7 +119,7 @@ class JaxSerialization(Contender):
     def save(self, step: int, tree: object) -> Callable[[], object]:
         """`nonblocking_save`."""
         future = pytree_serialization.nonblocking_save(tree, self._place(step))
-        return lambda: future.result()
+        return functools.partial(_result, future)
 
     def restore(self, step: int, like: object) -> object:
         """`load` with the shardings of the tree."""

@@ -1,4 +1,4 @@
-"""Writes the golden checkpoint of the format as it is now: python -m tests.golden.make DIRECTORY."""
+"""Writes the golden checkpoint of the format as it is: python -m tests.golden.make DIRECTORY."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import pytest
 
 from ckptmgr import DirectoryLocked, MissingFile, NoSpace, StorageError
 from ckptmgr.format.step import step_name, temporary_name
-from ckptmgr.storage import local
 from ckptmgr.storage.local import LocalStorage
 
 
@@ -41,7 +40,7 @@ def test_everything_is_synced_before_the_rename_and_the_parent_after(
             calls.append((name, path_of(first) if isinstance(first, int) else "rename"))
             return real(*arguments)
 
-        monkeypatch.setattr(local.os, name, noted)
+        monkeypatch.setattr(os, name, noted)
 
     for name in ("fsync", "fdatasync", "rename"):
         note(name)
@@ -105,7 +104,7 @@ def test_a_full_disk_is_no_space(storage: LocalStorage, monkeypatch: pytest.Monk
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(local.os, "writev", full)
+    monkeypatch.setattr(os, "writev", full)
     with (
         pytest.raises(NoSpace, match="free some space"),
         storage.attempt("step-00000001") as attempt,
@@ -117,9 +116,7 @@ def test_a_full_disk_is_no_space(storage: LocalStorage, monkeypatch: pytest.Monk
 def test_short_writes_are_finished(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may take fewer bytes than it was given, and across parts."""
     real = os.writev
-    monkeypatch.setattr(
-        local.os, "writev", lambda fd, parts: real(fd, [b"".join(map(bytes, parts))[:3]])
-    )
+    monkeypatch.setattr(os, "writev", lambda fd, parts: real(fd, [b"".join(map(bytes, parts))[:3]]))
     with storage.attempt("step-00000001") as attempt:
         attempt.put("a", [b"ab", b"", b"cdefg", b"h"])
         attempt.publish(b"record", replace=False)

@@ -47,7 +47,7 @@ def test_key_paths_read_as_the_keys() -> None:
 
 
 def test_keys_of_two_kinds_that_have_no_order_are_refused() -> None:
-    """jax cannot flatten them; the error says why."""
+    """The error of jax says why."""
     with pytest.raises(UnsupportedLeaf, match="comparable"):
         structure.flatten({1: 0, "a": 0})
 
@@ -62,7 +62,7 @@ def test_a_key_that_would_come_back_as_something_else_is_refused() -> None:
 def test_a_class_that_only_jax_knows_is_named_where_like_is_missing() -> None:
     """And both ways out."""
     node = structure.describe(structure.flatten(defaultdict(int, a=1))[1])
-    with pytest.raises(TreeMismatch, match="defaultdict.*like="):
+    with pytest.raises(TreeMismatch, match=r"defaultdict.*like="):
         structure.build(node, [1])
 
 
@@ -72,5 +72,5 @@ def test_a_tree_nested_too_deep_is_refused(depth: int) -> None:
     tree: object = 1
     for _ in range(depth):
         tree = [tree]
-    with pytest.raises(UnsupportedLeaf, match="too deep|recursion"):
+    with pytest.raises(UnsupportedLeaf, match=r"too deep|recursion"):
         structure.describe(structure.flatten(tree)[1])

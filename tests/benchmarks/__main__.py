@@ -1,0 +1,97 @@
+"""The whole benchmark: speed of each work, then memory, as tables and as results/bench.json.
+
+Usage: python -m tests.benchmarks [--rounds N] [--directory DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.memory import CASES
+from tests.benchmarks.works import WORKS
+
+US = "ckptmgr"
+FIGURES = {
+    "stall": "stall",
+    "loop_stall": "stall, donating loop",
+    "step_excess": "excess of 8 steps",
+    "durable": "durable",
+    "restore_cold": "restore, cold",
+    "restore_warm": "restore, warm",
+}
+_MIB = 1 << 20
+
+
+def run(module: str, *arguments: str) -> dict[str, object]:
+    """One part of the benchmark, in a process of its own."""
+    command = [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return dict(json.loads(finished.stdout))
+
+
+def spread(values: list[float]) -> str:
+    """The median with minimum and maximum, in milliseconds."""
+    low, middle, high = (1e3 * f(values) for f in (min, statistics.median, max))
+    digits = 1 if middle < 100 else 0
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def speed_table(work: str, nbytes: int, figures: dict[str, dict[str, list[float]]]) -> Table:
+    """Every contender in milliseconds, and how many times its median is ours."""
+    table = Table("ms: median (min to max); x ours", title=f"{work}, {nbytes / 1e6:.0f} MB")
+    for name in figures:
+        table.add_column(name, justify="right")
+    for figure, title in FIGURES.items():
+        ours = statistics.median(figures[US].get(figure, [0.0]))
+        cells = []
+        for name, found in figures.items():
+            values = found.get(figure)
+            ratio = statistics.median(values) / ours if values and ours else 1.0
+            factor = "" if name == US else f"  x{ratio:.2f}"
+            cells.append(f"{spread(values)}{factor}" if values else "-")
+        table.add_row(title, *cells)
+    sizes = [statistics.median(found["bytes_on_disk"]) / nbytes for found in figures.values()]
+    table.add_row("bytes on disk", *(f"{size:.2f} of the tree" for size in sizes))
+    return table
+
+
+def memory_table(found: list[dict[str, object]]) -> Table:
+    """Each case in MiB."""
+    table = Table(
+        "llm, in_flight_bytes=256MiB", "extra peak MiB", "of it borrowed MiB", title="memory"
+    )
+    for case in found:
+        extra, borrowed = (f"{float(str(case[name])) / _MIB:.0f}" for name in ("extra", "borrowed"))
+        table.add_row(str(case["case"]), extra, borrowed)
+    return table
+
+
+def main() -> None:
+    """Run it all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", default="results")
+    arguments = parser.parse_args()
+    os.makedirs(arguments.directory, exist_ok=True)
+    os.makedirs("results", exist_ok=True)
+    console, results = Console(width=200), {}
+    for work in WORKS:
+        result = run("speed", work, arguments.directory, f"--rounds={arguments.rounds}")
+        results[work] = result
+        console.print(speed_table(work, result["nbytes"], result["figures"]))  # type: ignore[arg-type]  # as speed.py writes them
+    memory = [run("memory", case, arguments.directory) for case in CASES]
+    console.print(memory_table(memory))
+    with open("results/bench.json", "w") as file:
+        json.dump({**results, "memory": memory}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
