@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import anyio.to_thread
 
@@ -93,7 +94,7 @@ def load(
     shardings: object = None,
     casting: str = "same_kind",
     in_flight_bytes: int | str | ByteLimiter | None = None,
-) -> object:
+) -> Any:  # a tree of the caller's own types
     """Load the tree at `path`, a checkpoint or a run's newest step; blocks until it is there.
 
     Arguments and errors are those of `CheckpointManager.restore`.

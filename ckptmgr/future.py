@@ -216,7 +216,7 @@ class SaveFuture(CheckpointFuture[StepInfo | None]):
         return self._describe()
 
 
-class LoadFuture(CheckpointFuture[object]):
+class LoadFuture(CheckpointFuture[Any]):
     """A load. Its result is the restored tree.
 
     `.structure` is the saved tree as `jax.ShapeDtypeStruct`s once the manifest has been

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import PurePath
 from types import TracebackType
-from typing import Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import anyio.to_thread
 import jax
@@ -205,7 +205,7 @@ class CheckpointManager:
         *,
         shardings: object = None,
         casting: str = "same_kind",
-    ) -> object:
+    ) -> Any:  # a tree of the caller's own types
         """Restore a step; blocks until the tree is there, every byte checked.
 
         Args:
@@ -269,7 +269,7 @@ class CheckpointManager:
             return parse_step(default_step), like
         future = self.restore_async(step, like, shardings=shardings, casting=casting)
         try:
-            tree: T = future.result()  # type: ignore[assignment]  # it has the structure of like
+            tree: T = future.result()
         except BaseException:
             future.cancel()
             raise

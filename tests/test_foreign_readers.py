@@ -66,7 +66,7 @@ def test_chunks_of_all_kinds_read_back(run: Path, monkeypatch: pytest.MonkeyPatc
     with CheckpointManager(run, read_only=True) as manager:
         back = manager.restore(0, shardings="numpy")
         for name, array in tree.items():
-            assert np.array_equal(back[name], np.asarray(array)), name  # type: ignore[index]
+            assert np.array_equal(back[name], np.asarray(array)), name
 
 
 def test_a_pack_is_one_array_of_bytes(run: Path) -> None:

@@ -131,7 +131,7 @@ def test_killed_at_any_sync_of_a_save_the_step_before_is_there(run: Path, nth: i
     assert steps(run) == [1]
     with ckptmgr.CheckpointManager(run) as manager:
         assert sorted(os.listdir(run)) == [".lock", "step-00000001"]
-        assert manager.restore()["n"] == 7  # type: ignore[index]  # a dict
+        assert manager.restore()["n"] == 7
         manager.save(2, {"n": 8}).result()
         assert manager.all_steps() == [1, 2]
 

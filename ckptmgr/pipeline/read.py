@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import NamedTuple
 
 import numpy as np
@@ -174,8 +175,9 @@ class Reader:
             whole = aligned(want.nbytes).view(dtype).reshape(entry.shape)
             parts = []
             for cell, proof in zip(zarr.grid(entry.shape, grid.chunk), grid.digests, strict=True):
-                slices = (slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
-                region = whole[(*slices, ...)]  # the dots: a view even without dimensions
+                index: list[slice | EllipsisType] = [...]  # a view even without dimensions
+                index[:0] = (slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
+                region = whole[tuple(index)]
                 parts.append(
                     _Part(
                         key=f"{directory}/{cell.key}",

@@ -73,10 +73,9 @@ class MemoryStorage:
             raise TruncatedFile(f"the file ends at byte {size}", file=key)
         buffer[:] = data[offset : offset + len(buffer)]
 
-    @contextlib.contextmanager
-    def attempt(self, name: str) -> Iterator[MemoryAttempt]:
+    def attempt(self, name: str) -> contextlib.AbstractContextManager[MemoryAttempt]:
         """Files kept aside until they are published."""
-        yield MemoryAttempt(self.steps, name)
+        return contextlib.nullcontext(MemoryAttempt(self.steps, name))
 
     def delete(self, name: str) -> None:
         """Forget a step."""

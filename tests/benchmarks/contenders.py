@@ -96,7 +96,7 @@ class Orbax(Contender):
     def save(self, step: int, tree: object) -> Callable[[], object]:
         """`save` with StandardSave."""
         self._manager.save(step, args=ocp.args.StandardSave(tree))
-        return self._manager.wait_until_finished
+        return functools.partial(_finish, self._manager)
 
     def restore(self, step: int, like: object) -> object:
         """`restore` with StandardRestore."""
@@ -104,6 +104,10 @@ class Orbax(Contender):
         return jax.block_until_ready(
             self._manager.restore(step, args=ocp.args.StandardRestore(target))
         )
+
+
+def _finish(manager: Any) -> object:  # Orbax's, without types
+    return manager.wait_until_finished()
 
 
 def _result(future: Any) -> object:  # jax's own class, without types
