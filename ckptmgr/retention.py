@@ -217,7 +217,7 @@ def decide(rule: Retention, steps: Steps, protected: Mapping[int, str]) -> Verdi
         reasons.setdefault(max(ordered), []).append("newest")
     return Verdict(
         kept={step: tuple(reasons[step]) for step in ordered if step in reasons},
-        deleted={step: f"{rule!r} does not keep it" for step in ordered if step not in reasons},
+        deleted={step: f"not kept by {rule!r}" for step in ordered if step not in reasons},
     )
 
 

@@ -10,6 +10,7 @@ bit where it would have ended.
 from __future__ import annotations
 
 import json
+import math
 import pydoc_data.topics
 import statistics
 import time
@@ -23,7 +24,7 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from ckptmgr import CheckpointManager, Every, KeepBest, KeepEvery, KeepLast, SaveFuture
+from ckptmgr import CheckpointManager, Every, KeepBest, KeepEvery, KeepLast
 
 RUN = flags.DEFINE_string("run", None, "the directory of the run", required=True)
 STEPS = flags.DEFINE_integer("steps", 120, "how many updates to do")
@@ -87,7 +88,8 @@ def loss_of(params: Params, tokens: jax.Array) -> jax.Array:
     stacked = {name: params[name] for name in ("qkv", "out", "up", "down")}
     x, _ = jax.lax.scan(layer, x, stacked)
     logits = norm(x) @ params["embed"].T
-    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
+    return -chosen.mean()
 
 
 OPTIMIZER = optax.adamw(optax.linear_schedule(0.0, 2e-3, 20), weight_decay=0.01)
@@ -101,35 +103,40 @@ def train_step(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:
     return {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}, loss
 
 
+class Timing:
+    """When a save let the trainer go on, and when it was durable, in ms since it began."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.stall = 1e3 * (time.perf_counter() - began)
+        self.durable = math.nan
+
+    def finish(self, _: object) -> None:
+        """The future is done."""
+        self.durable = 1e3 * (time.perf_counter() - self.began)
+
+
 def main(_: list[str]) -> None:
     """Train, save, and say what it cost."""
     logging.set_verbosity(logging.WARNING)
     data, params = text(), init(jax.random.key(0))
     state: State = {"params": params, "opt_state": OPTIMIZER.init(params)}
     keep = KeepLast(2) | KeepEvery(steps=5 * EVERY.value) | KeepBest("loss", mode="min")
-    saves: list[tuple[SaveFuture, float, list[float]]] = []
+    saves: list[Timing] = []
     losses: dict[int, str] = {}
     with CheckpointManager(RUN.value, when=Every(steps=EVERY.value), keep=keep) as manager:
         step, state = manager.resume(state)
         first = step
-        print(
-            f"resumed at step {step}" if manager.all_steps() else "started from nothing", flush=True
-        )
+        print(f"resumed at step {step}" if step else "started from nothing", flush=True)
         while step < STEPS.value:
             state, loss = train_step(state, batch(data, step))
             step += 1
             losses[step] = float(loss).hex()
             began = time.perf_counter()
             future = manager.maybe_save(step, state, metrics={"loss": loss})
-            stall = time.perf_counter() - began
             if future:
-                durable: list[float] = []
-                future.add_done_callback(
-                    lambda _, began=began, durable=durable: durable.append(
-                        time.perf_counter() - began
-                    )
-                )
-                saves.append((future, stall, durable))
+                saves.append(Timing(began))
+                future.add_done_callback(saves[-1].finish)
                 print(f"step {step:4d}  loss {float(loss):.4f}  saving", flush=True)
         manager.wait()
         report(manager, step - first, saves)
@@ -138,31 +145,24 @@ def main(_: list[str]) -> None:
             json.dump(losses, file)
 
 
-def report(
-    manager: CheckpointManager, steps: int, saves: list[tuple[SaveFuture, float, list[float]]]
-) -> None:
+def report(manager: CheckpointManager, steps: int, saves: list[Timing]) -> None:
     """A table that a person reads at a glance."""
     console, table = Console(), Table("what", "value", title="this run")
     table.add_row("steps", str(steps))
     table.add_row("saves", str(len(saves)))
-    if saves:
-        stalls = [1e3 * stall for _, stall, _ in saves]
-        table.add_row(
-            "stall per save", f"{statistics.median(stalls):.1f} ms, at most {max(stalls):.1f}"
-        )
-        times = [1e3 * seconds for *_, durable in saves for seconds in durable]
-        if times:
-            table.add_row(
-                "until durable", f"{statistics.median(times):.0f} ms, at most {max(times):.0f}"
-            )
-        table.add_row(
-            "bytes a step", f"{manager.info(manager.all_steps()[-1]).nbytes / 1e6:.1f} MB"
-        )
+    times = {
+        "stall per save": [save.stall for save in saves],
+        "until durable": [save.durable for save in saves if save.durable > 0],
+    }
+    for name, values in times.items():
+        if values:
+            median = statistics.median(values)
+            table.add_row(name, f"median {median:.1f} ms, at most {max(values):.1f} ms")
+    newest = manager.info(manager.all_steps()[-1])
+    table.add_row("bytes a step", f"{newest.nbytes / 1e6:.1f} MB in {newest.leaves} leaves")
     console.print(table)
-    verdict, fates = (
-        manager.explain(),
-        Table("step", "loss", "kept or deleted, and why", title="retention"),
-    )
+    verdict = manager.explain()
+    fates = Table("step", "loss", "kept or deleted, and why", title="retention")
     for step in sorted({*verdict.kept, *verdict.deleted}):
         if step in verdict.kept:
             loss = f"{manager.info(step).metrics['loss']:.4f}"

@@ -382,7 +382,7 @@ def test_retention_follows_each_commit(run: Path) -> None:
             manager.save(step, SMALL).result()
         manager.wait()
         assert (manager.all_steps(), manager.latest_step()) == ([10, 20], 20)
-        assert manager.explain().deleted == {5: "KeepLast(n=2) does not keep it"}
+        assert manager.explain().deleted == {5: "not kept by KeepLast(n=2)"}
         assert manager.explain().kept[20] == ("KeepLast(n=2)", "newest")
 
 

@@ -105,7 +105,7 @@ def test_each_verdict_says_why() -> None:
         2: ("KeepLast(n=1)", "KeepEvery(steps=2)", "newest"),
     }
     gone = decide(KeepLast(1), steps(range(2)), {})
-    assert gone.deleted == {0: "KeepLast(n=1) does not keep it"}
+    assert gone.deleted == {0: "not kept by KeepLast(n=1)"}
 
 
 rules = st.recursive(
