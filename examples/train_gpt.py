@@ -61,7 +61,7 @@ def init(key: jax.Array) -> Params:
     }
     keys = jax.random.split(key, len(shapes))
     return {
-        name: 0.02 * jax.random.normal(k, shape)
+        name: WIDTH**-0.5 * jax.random.normal(k, shape)
         for k, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 
@@ -92,7 +92,7 @@ def loss_of(params: Params, tokens: jax.Array) -> jax.Array:
     return -chosen.mean()
 
 
-OPTIMIZER = optax.adamw(optax.linear_schedule(0.0, 2e-3, 20), weight_decay=0.01)
+OPTIMIZER = optax.adamw(optax.linear_schedule(0.0, 3e-3, 20), weight_decay=0.01)
 
 
 @jax.jit(donate_argnums=0)

@@ -45,21 +45,19 @@ def spread(values: list[float]) -> str:
 
 
 def speed_table(work: str, nbytes: int, figures: dict[str, dict[str, list[float]]]) -> Table:
-    """Every contender in milliseconds, and how many times its median is ours."""
-    table = Table("ms: median (min to max); x ours", title=f"{work}, {nbytes / 1e6:.0f} MB")
-    for name in figures:
-        table.add_column(name, justify="right")
-    for figure, title in FIGURES.items():
-        ours = statistics.median(figures[US].get(figure, [0.0]))
+    """A row for each contender: its figures, and how many times ours its median is."""
+    title = f"{work}, {nbytes / 1e6:.0f} MB; ms: median (min to max) x how many times ours"
+    table = Table("who", *FIGURES.values(), "on disk", title=title)
+    for name, found in figures.items():
         cells = []
-        for name, found in figures.items():
-            values = found.get(figure)
-            ratio = statistics.median(values) / ours if values and ours else 1.0
-            factor = "" if name == US else f"  x{ratio:.2f}"
-            cells.append(f"{spread(values)}{factor}" if values else "-")
-        table.add_row(title, *cells)
-    sizes = [statistics.median(found["bytes_on_disk"]) / nbytes for found in figures.values()]
-    table.add_row("bytes on disk", *(f"{size:.2f} of the tree" for size in sizes))
+        for figure in FIGURES:
+            values, ours = found.get(figure), figures[US].get(figure)
+            if not values or not ours:
+                cells.append("-")
+                continue
+            ratio = statistics.median(values) / max(statistics.median(ours), 1e-9)
+            cells.append(spread(values) if name == US else f"{spread(values)} x{ratio:.2f}")
+        table.add_row(name, *cells, f"{statistics.median(found['bytes_on_disk']) / nbytes:.2f}")
     return table
 
 
