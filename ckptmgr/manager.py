@@ -36,6 +36,7 @@ from ckptmgr.storage.local import LocalStorage
 from ckptmgr.tree.registry import Registry
 
 T = TypeVar("T")
+_ALL = KeepAll()
 
 
 class CheckpointManager:
@@ -80,7 +81,7 @@ class CheckpointManager:
         directory: str | os.PathLike[str],
         *,
         when: Cadence | None = None,
-        keep: Retention | None = None,
+        keep: Retention = _ALL,
         in_flight_bytes: int | str | ByteLimiter | None = None,
         on_busy: OnBusy = "wait",
         max_pending: int = 1,
@@ -91,7 +92,7 @@ class CheckpointManager:
         storage: Storage | None = None,
     ) -> None:
         _require(when is None or isinstance(when, Cadence), "when", "a cadence or None", when)
-        _require(keep is None or isinstance(keep, Retention), "keep", "a retention rule", keep)
+        _require(isinstance(keep, Retention), "keep", "a retention rule", keep)
         _require(on_busy in get_args(OnBusy), "on_busy", "'wait', 'skip' or 'replace'", on_busy)
         self._when = when
         self._on_busy: OnBusy = on_busy
@@ -102,7 +103,7 @@ class CheckpointManager:
         self._registry = Registry()
         self._planner = Planner(self._registry, pack_size(pack_below))
         self._limiter = limiter(in_flight_bytes)
-        self._catalog = Catalog(self._storage, keep or KeepAll())
+        self._catalog = Catalog(self._storage, keep)
         self._mutex = threading.Lock()
         self._unsettled: list[SaveFuture] = []
         self._failures = 0

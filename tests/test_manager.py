@@ -399,6 +399,20 @@ def test_the_best_steps_stay(run: Path) -> None:
             manager.best_step("accuracy")
 
 
+def test_a_step_that_is_being_read_is_not_deleted(run: Path) -> None:
+    """The next pass may."""
+    with CheckpointManager(run, keep=KeepLast(1)) as manager:
+        manager.save(0, SMALL).result()
+        with manager._catalog.reading(0):
+            manager.save(1, SMALL).result()
+            manager.wait()
+            assert manager.all_steps() == [0, 1]
+            assert "being read" in manager.explain().kept[0]
+        manager.save(2, SMALL).result()
+        manager.wait()
+        assert manager.all_steps() == [2]
+
+
 def test_cadence_says_what_maybe_save_saves(run: Path) -> None:
     """And save what it is told."""
     with CheckpointManager(run, when=Every(steps=2)) as manager:
@@ -808,3 +822,17 @@ def test_it_lives_in_an_async_trainer(run: Path, backend: str) -> None:
 
     anyio.run(main, backend=backend)
     assert (run / "step-00000000").is_dir()
+
+
+def test_restored_leaves_that_shared_a_buffer_are_independent(run: Path) -> None:
+    """Each may be donated and updated in place without the others noticing."""
+    donate = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    tree = [jnp.full((7,), float(i)) for i in range(200)]
+    with CheckpointManager(run) as manager:
+        manager.save(0, tree).result()
+        back = manager.restore(0)
+        for i in range(0, 200, 2):
+            back[i] = donate(back[i])
+        for i in range(200):
+            assert np.array_equal(np.asarray(back[i]), np.full(7, i if i % 2 else -1.0))
+        assert_same(manager.restore(0), tree)

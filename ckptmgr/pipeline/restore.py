@@ -271,7 +271,8 @@ async def load(
     except MissingFile as error:
         raise NoSuchStep("there is no checkpoint here", file=f"{storage.root}/{name}") from error
     manifest = await anyio.to_thread.run_sync(read_manifest, storage, name, record)
-    future.knows(partial(describe, manifest, request))
+    form = request.like and replace(request.like, leaves=[])  # a future keeps no tree of others
+    future.knows(partial(describe, manifest, form))
     assembly = _Assembly(manifest, match(manifest, request, registry), request, future)
     assembly.deliver(assembly.without_bytes())
     reader = Reader(storage, name, manifest.packs, limiter)
@@ -373,7 +374,7 @@ class _Assembly:
         return leaves
 
 
-def describe(manifest: Manifest, request: Request) -> object:
+def describe(manifest: Manifest, like: Like | None) -> object:
     """The saved tree with a `jax.ShapeDtypeStruct` for each array, in the structure of `like`."""
     forms = {
         leaf.path: jax.ShapeDtypeStruct(leaf.arrays[0].shape, DTYPES[leaf.arrays[0].dtype])
@@ -381,10 +382,8 @@ def describe(manifest: Manifest, request: Request) -> object:
         else leaf.value
         for leaf in manifest.leaves
     }
-    if request.like is not None:
-        return jax.tree_util.tree_unflatten(
-            request.like.treedef, [forms.get(path) for path in request.like.paths]
-        )
+    if like is not None:
+        return jax.tree_util.tree_unflatten(like.treedef, [forms.get(path) for path in like.paths])
     with contextlib.suppress(TreeMismatch):  # a class that comes back through `like` alone
         return structure.build(manifest.structure, list(forms.values()))
     return forms
