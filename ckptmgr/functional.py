@@ -19,8 +19,8 @@ from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.manager import limiter, local_path, pack_size
-from ckptmgr.pipeline import restore
+from ckptmgr.options import limiter, local_path, pack_size
+from ckptmgr.pipeline import match, restore
 from ckptmgr.pipeline.commit import step_info
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.plan import Planner
@@ -118,7 +118,7 @@ def load_async(
     in_flight_bytes: int | str | ByteLimiter | None = None,
 ) -> LoadFuture:
     """As `load`, but returns at once a future of the tree."""
-    where, request = local_path(path), restore.request(like, shardings, casting)
+    where, request = local_path(path), match.request(like, shardings, casting)
     root, name = os.path.split(where)
     if not os.path.isdir(where):
         raise NoSuchStep("there is no such directory", file=where)

@@ -11,21 +11,19 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, get_args
 
 import anyio.to_thread
-import jax
-from etils import epath
 
 from ckptmgr.cadence import Cadence, Offer
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import EarlierSaveFailed, InvalidOption, ManagerClosed, NoSuchStep, StepExists
+from ckptmgr.errors import EarlierSaveFailed, ManagerClosed, NoSuchStep, StepExists
 from ckptmgr.format.step import StepInfo, parse_step, step_name
 from ckptmgr.future import LoadFuture, SaveFuture, State
-from ckptmgr.limiter import ByteLimiter, LimiterStatistics, default_limit, parse_bytes
-from ckptmgr.pipeline import restore
+from ckptmgr.limiter import ByteLimiter, LimiterStatistics
+from ckptmgr.options import count, limiter, local_path, pack_size, require
+from ckptmgr.pipeline import match, restore
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.plan import Planner
 from ckptmgr.pipeline.snapshot import Handover
@@ -91,14 +89,14 @@ class CheckpointManager:
         borrow: bool = True,
         storage: Storage | None = None,
     ) -> None:
-        _require(when is None or isinstance(when, Cadence), "when", "a cadence or None", when)
-        _require(isinstance(keep, Retention), "keep", "a retention rule", keep)
-        _require(on_busy in get_args(OnBusy), "on_busy", "'wait', 'skip' or 'replace'", on_busy)
+        require(when is None or isinstance(when, Cadence), "when", "a cadence or None", when)
+        require(isinstance(keep, Retention), "keep", "a retention rule", keep)
+        require(on_busy in get_args(OnBusy), "on_busy", "'wait', 'skip' or 'replace'", on_busy)
         self._when = when
         self._on_busy: OnBusy = on_busy
         self._borrow = borrow
         self._read_only = read_only
-        self._tolerated = _count(tolerated_failures, "tolerated_failures")
+        self._tolerated = count(tolerated_failures, "tolerated_failures")
         self._storage = storage or LocalStorage(local_path(directory))
         self._registry = Registry()
         self._planner = Planner(self._registry, pack_size(pack_below))
@@ -107,7 +105,7 @@ class CheckpointManager:
         self._mutex = threading.Lock()
         self._unsettled: list[SaveFuture] = []
         self._failures = 0
-        pending = _count(max_pending, "max_pending")
+        pending = count(max_pending, "max_pending")
         self._service = Service(self._storage, self._catalog, pending, writer=not read_only)
         # A manager that nobody holds any more finishes its saves and lets the directory go.
         self._end = weakref.finalize(self, self._service.close_quietly)
@@ -239,7 +237,7 @@ class CheckpointManager:
     ) -> LoadFuture:
         """Begin to restore; returns at once a future of the tree. Arguments as for `restore`."""
         wanted = None if isinstance(step, str) and step == "newest" else parse_step(step)
-        request = restore.request(like, shardings, casting)
+        request = match.request(like, shardings, casting)
         info = self._look().find(wanted)
         future = LoadFuture(info.step, self._service.dispatch)
 
@@ -293,7 +291,7 @@ class CheckpointManager:
         Raises:
           NoSuchStep: no step has that metric as a number.
         """
-        _require(mode in ("min", "max"), "mode", "'min' or 'max'", mode)
+        require(mode in ("min", "max"), "mode", "'min' or 'max'", mode)
         best = ranked(self._look().steps, metric, mode)
         if not best:
             raise NoSuchStep(f"no committed step has the metric {metric!r}")
@@ -407,47 +405,3 @@ class CheckpointManager:
             raise EarlierSaveFailed(
                 f"the save of step {step} failed: {error}", step=step, future=future
             ) from error
-
-
-def local_path(directory: str | os.PathLike[str]) -> str:
-    """The absolute path of a local directory, so that a later chdir does not move the run.
-
-    Raises:
-      InvalidOption: it is no path, or the URL of a store that is no local directory.
-    """
-    if not isinstance(directory, str | PurePath) and not hasattr(directory, "__fspath__"):
-        raise InvalidOption(f"directory is a path, not {directory!r}")
-    text = os.fspath(directory)
-    if not text or "\0" in text:
-        raise InvalidOption("directory is empty" if not text else "directory holds a NUL")
-    if "://" in text:
-        raise InvalidOption(f"only local directories are supported by this version, not {text!r}")
-    return os.path.abspath(str(epath.Path(text).expanduser()))
-
-
-def limiter(in_flight_bytes: int | str | ByteLimiter | None) -> ByteLimiter:
-    """The limiter that the option asks for."""
-    if isinstance(in_flight_bytes, ByteLimiter):
-        return in_flight_bytes
-    if in_flight_bytes is None:
-        return ByteLimiter(default_limit(on_cpu=jax.default_backend() == "cpu"))
-    return ByteLimiter(parse_bytes(in_flight_bytes, "in_flight_bytes"))
-
-
-def pack_size(pack_below: int | str) -> int:
-    """The bytes under which arrays are packed."""
-    size = parse_bytes(pack_below, "pack_below", least=0)
-    _require(size <= 16 << 20, "pack_below", "at most 16MiB", pack_below)
-    return size
-
-
-def _count(value: object, option: str) -> int:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    _require(good, option, "an integer of at least 0", value)
-    assert isinstance(value, int)
-    return value
-
-
-def _require(condition: object, option: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise InvalidOption(f"{option} is {allowed}, not {value!r}")

@@ -19,6 +19,7 @@ LAYERS = {
     "retention": 3,
     "tree": 4,
     "storage": 4,
+    "options": 4,
     "pipeline": 5,
     "catalog": 6,
     "service": 6,
@@ -77,4 +78,4 @@ def test_every_room_has_a_place_in_the_order() -> None:
 def test_no_file_has_grown_past_what_one_idea_needs() -> None:
     """A file that wants to be two things is split."""
     for path in modules():
-        assert len(path.read_text().splitlines()) <= 480, path
+        assert len(path.read_text().splitlines()) <= 420, path

@@ -1,0 +1,58 @@
+"""Options: what a caller may write, made into what the code works with, or refused by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+
+import jax
+from etils import epath
+
+from ckptmgr.errors import InvalidOption
+from ckptmgr.limiter import ByteLimiter, default_limit, parse_bytes
+
+
+def local_path(directory: str | os.PathLike[str]) -> str:
+    """The absolute path of a local directory, so that a later chdir does not move the run.
+
+    Raises:
+      InvalidOption: it is no path, or the URL of a store that is no local directory.
+    """
+    if not isinstance(directory, str | PurePath) and not hasattr(directory, "__fspath__"):
+        raise InvalidOption(f"directory is a path, not {directory!r}")
+    text = os.fspath(directory)
+    if not text or "\0" in text:
+        raise InvalidOption("directory is empty" if not text else "directory holds a NUL")
+    if "://" in text:
+        raise InvalidOption(f"only local directories are supported by this version, not {text!r}")
+    return os.path.abspath(str(epath.Path(text).expanduser()))
+
+
+def limiter(in_flight_bytes: int | str | ByteLimiter | None) -> ByteLimiter:
+    """The limiter that the option asks for."""
+    if isinstance(in_flight_bytes, ByteLimiter):
+        return in_flight_bytes
+    if in_flight_bytes is None:
+        return ByteLimiter(default_limit(on_cpu=jax.default_backend() == "cpu"))
+    return ByteLimiter(parse_bytes(in_flight_bytes, "in_flight_bytes"))
+
+
+def pack_size(pack_below: int | str) -> int:
+    """The bytes under which arrays are packed."""
+    size = parse_bytes(pack_below, "pack_below", least=0)
+    require(size <= 16 << 20, "pack_below", "at most 16MiB", pack_below)
+    return size
+
+
+def count(value: object, option: str) -> int:
+    """A number of things, 0 or more."""
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    require(good, option, "an integer of at least 0", value)
+    assert isinstance(value, int)
+    return value
+
+
+def require(condition: object, option: str, allowed: str, value: object) -> None:
+    """Refuse an option's value, saying what is allowed, unless `condition`."""
+    if not condition:
+        raise InvalidOption(f"{option} is {allowed}, not {value!r}")
