@@ -93,6 +93,7 @@ class Service:
         self._writer = writer
         self._pid = os.getpid()
         self._changed = threading.Condition()
+        self._snapshots = threading.Lock()
         self._queue: deque[SaveJob] = deque()
         self._active: SaveJob | None = None
         self._loads: set[LoadFuture] = set()
@@ -117,16 +118,19 @@ class Service:
         for the snapshot, for room under the limiter, and for a place in the queue if
         `on_busy` is "wait". Whatever it raises, nothing is left behind.
         """
-        if not self._admit(job, on_busy):
-            job.future.resolve(State.SKIPPED, None)
-            return False
-        try:
-            pairs = zip(job.plan.handlers, job.leaves, strict=True)
-            job.values = [handler.value(leaf) for handler, leaf in pairs]
-            take(job.plan, job.leaves, limiter, job.handover, borrow=borrow)
-        except BaseException:
-            self._withdraw(job)
-            raise
+        # One after the other, in the order of the queue: a snapshot that waits for room must
+        # never wait for copies of a save that stands behind it.
+        with self._snapshots:
+            if not self._admit(job, on_busy):
+                job.future.resolve(State.SKIPPED, None)
+                return False
+            try:
+                pairs = zip(job.plan.handlers, job.leaves, strict=True)
+                job.values = [handler.value(leaf) for handler, leaf in pairs]
+                take(job.plan, job.leaves, limiter, job.handover, borrow=borrow)
+            except BaseException:
+                self._withdraw(job)
+                raise
         job.leaves = []
         return True
 

@@ -841,3 +841,127 @@ def test_restored_leaves_that_shared_a_buffer_are_independent(run: Path) -> None
         for i in range(200):
             assert np.array_equal(np.asarray(back[i]), np.full(7, i if i % 2 else -1.0))
         assert_same(manager.restore(0), tree)
+
+
+def test_two_threads_that_save_more_than_the_limit_do_not_wait_for_each_other(run: Path) -> None:
+    """The first in the queue never waits for copies of the second."""
+    tree = {str(i): np.ones(1 << 21, np.uint8) for i in range(20)}
+    with CheckpointManager(run, in_flight_bytes="8MiB") as manager:
+        threads = [
+            threading.Thread(target=lambda step=step: manager.save(step, tree).result())
+            for step in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert manager.all_steps() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("keys", [(1, True, 1.0), (0.0, -0.0), ((1,), (True,))])
+def test_keys_that_python_calls_equal_keep_their_types(run: Path, keys: tuple[object, ...]) -> None:
+    """The plan of one is not that of the other."""
+    with CheckpointManager(run) as manager:
+        for step, key in enumerate(keys):
+            manager.save(step, {key: jnp.ones(2)}).result()
+        found = [repr(next(iter(manager.restore(step)))) for step in range(len(keys))]
+        assert found == [repr(key) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("value", "like"),
+    [
+        (2**63, np.int64(0)),
+        (3_000_000_000, jnp.int32(0)),
+        (2**70, np.int64(0)),
+        (-1, np.uint8(0)),
+        (10**400, jnp.float32(0)),
+    ],
+)
+def test_a_number_that_does_not_fit_is_a_mismatch(run: Path, value: int, like: object) -> None:
+    """Never another number."""
+    with CheckpointManager(run) as manager:
+        manager.save(0, {"n": value}).result()
+        with pytest.raises(TreeMismatch, match="'n': saved int"):
+            manager.restore(like={"n": like})
+
+
+def test_a_step_overwritten_while_it_is_read_is_the_old_or_the_new_one(run: Path) -> None:
+    """Never called damaged."""
+    trees = [{"a": np.full(300_000, i, np.float64), f"b{i % 2}": i} for i in range(30)]
+    failures: list[BaseException] = []
+    with CheckpointManager(run) as manager:
+        manager.save(0, trees[0]).result()
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                try:
+                    back = manager.restore(0)
+                except CheckpointError as error:
+                    failures.append(error)
+                    return
+                number = int(back["a"][0])
+                assert back[f"b{number % 2}"] == number
+                assert (back["a"] == number).all()
+
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for tree in trees[1:]:
+            manager.save(0, tree, overwrite=True).result()
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_a_prefix_tree_may_hold_none_nodes_and_namedtuples(run: Path) -> None:
+    """With and without like; what it does not fit is told."""
+    there = SingleDeviceSharding(jax.devices()[2])
+    tree = {"none": None, "pair": Pair(jnp.ones(2), jnp.ones(3)), "c": jnp.zeros(2)}
+    wanted = {"none": None, "pair": Pair(there, there), "c": None}
+    with CheckpointManager(run) as manager:
+        manager.save(0, tree).result()
+        for back in (manager.restore(shardings=wanted), manager.restore(0, tree, shardings=wanted)):
+            assert [leaf.sharding == there for leaf in jax.tree.leaves(back)] == [False, True, True]
+        for wrong in ({"c": there}, {**wanted, "d": there}):
+            with pytest.raises(TreeMismatch, match="shardings"):
+                manager.restore(shardings=wrong)
+        with pytest.raises(InvalidOption, match="no Sharding"):
+            manager.restore(shardings={**wanted, "c": 3})
+
+
+def test_metrics_are_what_they_were_when_save_was_called(gate: Gate) -> None:
+    """And numbers that are none are refused then, too."""
+    with CheckpointManager("run", storage=gate) as manager:
+        loss = np.array(0.5)
+        future = manager.save(0, SMALL, metrics={"loss": loss, "half": jnp.bfloat16(2)})
+        loss[...] = 99
+        gate.open.set()
+        info = future.result()
+        assert info is not None
+        assert info.metrics == {"loss": 0.5, "half": 2.0}
+        for wrong in (10**400, np.void(b"abc"), np.zeros((), "V4"), np.str_("1"), np.complex64(1)):
+            with pytest.raises(InvalidOption, match="metric 'l'"):
+                manager.save(1, SMALL, metrics={"l": wrong})
+
+
+@pytest.mark.parametrize(
+    "like", [np.zeros(3, "M8[s]"), np.array(["a", "b", "c"]), jax.random.key(0)], ids=str
+)
+def test_a_like_of_another_kind_of_dtype_is_a_mismatch(run: Path, like: object) -> None:
+    """With both sides."""
+    with CheckpointManager(run) as manager:
+        manager.save(0, {"a": jnp.ones(3)}).result()
+        with pytest.raises(TreeMismatch, match="'a': saved float32"):
+            manager.restore(like={"a": like})
+
+
+@pytest.mark.parametrize("casting", ["no", "equiv", "same_kind"])
+def test_big_endian_arrays_come_back_through_like(run: Path, casting: str) -> None:
+    """Whatever the casting: it is what was saved."""
+    tree = {"a": np.arange(3, dtype=">f4")}
+    with CheckpointManager(run) as manager:
+        manager.save(0, tree).result()
+        assert_same(manager.restore(like=tree, casting=casting), tree)

@@ -7,10 +7,12 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
 
 from ckptmgr.errors import InvalidOption
 from ckptmgr.format.scalar import JSON, to_json
+from ckptmgr.format.zarr import NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,27 @@ def _metrics(metrics: object) -> dict[str, object]:
         return {}
     if not isinstance(metrics, Mapping):
         raise InvalidOption(f"metrics is a dict of numbers by name, not {metrics!r}")
-    for name, value in metrics.items():
-        if not isinstance(name, str):
-            raise InvalidOption(f"the name of a metric is a str, not {name!r}")
-        kind = getattr(getattr(value, "dtype", None), "kind", "")
-        scalar = getattr(value, "shape", None) == () and kind in "biufV"
-        if not scalar and not isinstance(value, int | float):
-            raise InvalidOption(
-                f"metric {name!r} is a scalar number, not {_short(value)}; give its mean, say"
-            )
-    return dict(metrics)
+    return {_name(name): _scalar(name, value) for name, value in metrics.items()}
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise InvalidOption(f"the name of a metric is a str, not {name!r}")
+    return name
+
+
+def _scalar(name: str, value: object) -> object:
+    """A float, or a jax scalar that may still be computed; no array that can change meanwhile."""
+    dtype = getattr(value, "dtype", None)
+    scalar = getattr(value, "shape", None) == () and NAMES.get(dtype, "complex")[:7] != "complex"
+    if isinstance(value, jax.Array) and scalar and not isinstance(value, jax.core.Tracer):
+        return value
+    try:
+        if (dtype is None and isinstance(value, int | float)) or scalar:
+            return float(value)  # type: ignore[arg-type]  # a number, as far as can be seen
+    except (OverflowError, ValueError, TypeError) as error:
+        raise InvalidOption(f"metric {name!r} is no float: {error}") from error
+    raise InvalidOption(f"metric {name!r} is a scalar number, not {_short(value)}; its mean, say")
 
 
 def _metadata(metadata: object) -> dict[str, JSON]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
@@ -128,12 +129,10 @@ class _Matching:
         like = self.request.like
         saved = {leaf.path: number for number, leaf in enumerate(self.manifest.leaves)}
         if like is None:
-            tree = structure.build(self.manifest.structure, range(len(saved)))
-            places = self._places(tree, len(saved))
+            structure.build(self.manifest.structure, range(len(saved)))  # or say that it cannot be
+            places = self._places(list(saved))
             return [self._as_saved(*pair) for pair in enumerate(places)]
-        places = self._places(
-            jax.tree_util.tree_unflatten(like.treedef, like.leaves), len(like.leaves)
-        )
+        places = self._places(like.paths)
         goals = []
         for path, target, place in zip(like.paths, like.leaves, places, strict=True):
             if path not in saved:
@@ -145,20 +144,33 @@ class _Matching:
             self.faults.append(f"{path!r}: saved {_saved(entry)}, not asked for")
         return goals
 
-    def _places(self, tree: object, count: int) -> list[object]:
-        """The sharding that the caller wants for each leaf of `tree`; None: nothing was said."""
+    def _places(self, paths: list[str]) -> list[object]:
+        """The sharding that the caller wants for the leaf at each path; None: nothing was said.
+
+        A prefix tree is matched by key paths, so that a namedtuple matches one of equal fields.
+        """
         wanted = self.request.shardings
         if wanted is None or isinstance(wanted, str | Sharding):
-            return [wanted] * count
-        try:
-            spread = jax.tree.broadcast(wanted, tree, is_leaf=lambda x: x is None)
-        except ValueError as error:
-            raise TreeMismatch(f"shardings is no prefix of the tree: {error}") from error
-        places = jax.tree.leaves(spread, is_leaf=lambda x: x is None)
-        for place in places:
+            return [wanted] * len(paths)
+        said, _ = jax.tree_util.tree_flatten_with_path(wanted, is_leaf=lambda x: x is None)
+        prefixes = {structure.path_text(path): place for path, place in said}
+        for place in prefixes.values():
             if place is not None and not isinstance(place, Sharding):
                 raise InvalidOption(f"shardings holds a {type(place).__name__}, no Sharding")
-        return list(places)
+        used: set[str] = set()
+        places = []
+        for path in paths:
+            prefix = path
+            while prefix not in prefixes and prefix:
+                prefix = prefix.rpartition("/")[0]
+            if prefix not in prefixes:
+                raise TreeMismatch("shardings says nothing of this leaf", leaf=path)
+            used.add(prefix)
+            places.append(prefixes[prefix])
+        for prefix, place in prefixes.items():
+            if place is not None and prefix not in used:
+                raise TreeMismatch("shardings names what the tree does not hold", leaf=prefix)
+        return places
 
     def _as_saved(self, number: int, place: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -187,8 +199,12 @@ class _Matching:
         entry = self.manifest.leaves[number]
         shape, dtype = _form(entry)
         if isinstance(target, _ARRAYS):
-            wanted = np.dtype(target.dtype)
+            wanted = target.dtype
+            if not isinstance(wanted, np.dtype) or wanted.newbyteorder("=") not in NAMES:
+                return self._fault(number, target)
             if dtype is None or shape != target.shape or not self._castable(dtype, wanted):
+                return self._fault(number, target)
+            if not entry.arrays and not _fits(python_value(entry, {}), wanted):
                 return self._fault(number, target)
             return self._as_array(number, target, wanted, place)
         kind: Any = type(target)  # one of the four numbers, or else
@@ -217,7 +233,8 @@ class _Matching:
         return Goal(number, _main_array, True, self._place(entry, dtype, saved, place), dtype)
 
     def _castable(self, source: np.dtype, target: np.dtype) -> bool:
-        return source == target or can_cast(source, target, self.request.casting)
+        native = target.newbyteorder("=")  # bytes are swapped by whoever assigns them
+        return source == native or can_cast(source, native, self.request.casting)
 
     def _fault(self, number: int, target: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -268,6 +285,15 @@ def _form(entry: LeafEntry) -> tuple[Shape | None, np.dtype | None]:
     return ((), np.dtype(_NUMBERS[type(value)])) if type(value) in _NUMBERS else (None, None)
 
 
+def _fits(value: Any, dtype: np.dtype) -> bool:
+    """Whether a Python number becomes an item of this dtype; an int must keep its value in one."""
+    try:
+        item = np.array(value, dtype)
+    except (OverflowError, ValueError, TypeError):
+        return False
+    return not (isinstance(value, int) and jnp.issubdtype(dtype, jnp.integer)) or int(item) == value
+
+
 def python_value(entry: LeafEntry, arrays: Mapping[str, Array]) -> object:
     """The Python value of a scalar leaf."""
     return np.asarray(arrays[""]).item() if arrays else from_json(entry.value)
@@ -284,4 +310,4 @@ def _describe(target: object) -> str:
     shape = getattr(target, "shape", None)
     if shape is None:
         return type(target).__name__
-    return f"{np.dtype(getattr(target, 'dtype', None)).name}[{','.join(map(str, shape))}]"
+    return f"{getattr(target, 'dtype', '?')}[{','.join(map(str, shape))}]"

@@ -159,7 +159,8 @@ class Planner:
         for leaf in leaves:
             handler = candidate(leaf)
             keys.append(handler and (handler, handler.key(leaf)))
-        key = (treedef, tuple(keys))
+        # Its text too: to Python, and so to a treedef, the keys 1, True and 1.0 are the same.
+        key = (treedef, repr(treedef), tuple(keys))
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._make(tree, leaves, treedef)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ckptmgr.errors import DamagedStep, MissingFile, NoSuchStep
-from ckptmgr.format.manifest import Manifest
+from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.zarr import DTYPES
 from ckptmgr.future import LoadFuture, Progress
 from ckptmgr.limiter import ByteLimiter
@@ -46,10 +46,32 @@ async def load(
       DamagedStep: bytes are missing or are not those that were saved.
       UnsupportedFormat: the step was written by a newer version.
     """
+    while True:
+        record = await _record(storage, name)
+        try:
+            return await _load(storage, name, record, request, registry, limiter, future)
+        except DamagedStep:
+            # A step that was overwritten under the reader is not damaged: read the new one.
+            if (await _record(storage, name)).nonce == record.nonce:
+                raise
+
+
+async def _record(storage: Storage, name: str) -> CommitRecord:
     try:
-        record = await anyio.to_thread.run_sync(read_record, storage, name)
+        return await anyio.to_thread.run_sync(read_record, storage, name)
     except MissingFile as error:
         raise NoSuchStep("there is no checkpoint here", file=f"{storage.root}/{name}") from error
+
+
+async def _load(
+    storage: Storage,
+    name: str,
+    record: CommitRecord,
+    request: Request,
+    registry: Registry,
+    limiter: ByteLimiter,
+    future: LoadFuture,
+) -> object:
     manifest = await anyio.to_thread.run_sync(read_manifest, storage, name, record)
     form = request.like and replace(request.like, leaves=[])  # a future keeps no tree of others
     future.knows(partial(describe, manifest, form))
@@ -105,7 +127,7 @@ class _Assembly:
                 if not array.nbytes:
                     found[number, array.name] = np.empty(array.shape, DTYPES[array.dtype])
             if goal.dtype is not None and not entry.arrays:
-                found[number, ""] = np.asarray(python_value(entry, {}))
+                found[number, ""] = np.array(python_value(entry, {}), goal.dtype)
         return found
 
     def deliver(self, found: Found) -> None:

@@ -66,13 +66,16 @@ def key_paths(tree: object) -> list[str]:
     Raises:
       UnsupportedLeaf: two leaves have the same path.
     """
-    paths = [
-        keypath.join(map(_key, path)) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
-    ]
+    paths = [path_text(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     if len(set(paths)) != len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise UnsupportedLeaf("two leaves have the same key path; rename one", leaf=twice)
     return paths
+
+
+def path_text(path: Sequence[object]) -> str:
+    """One of jax's key paths as text."""
+    return keypath.join(map(_key, path))
 
 
 def _key(key: object) -> object:
