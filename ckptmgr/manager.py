@@ -124,9 +124,10 @@ class CheckpointManager:
     ) -> SaveFuture:
         """Save a tree, whatever `when` says. Returns once the snapshot is taken.
 
-        Blocks for the snapshot: 0.5 ms for large jax arrays on CPU, the copy for numpy
-        arrays; longer only where the queue is full (`on_busy`) or copies do not fit under
-        the limit. Afterwards the tree may be donated, deleted or overwritten.
+        Blocks for the snapshot: 2 ms for 217 large jax arrays on CPU, the copy for numpy
+        arrays; longer only where the queue is full (`on_busy`), copies do not fit under
+        the limit, or another thread's snapshot is being taken. Afterwards the tree may be
+        donated, deleted or overwritten.
 
         Args:
           step: the number of updates done.
