@@ -58,7 +58,7 @@ class Ledger(Protocol):
         """Note what was committed."""
 
     def retain(self) -> None:
-        """Delete what is not to be kept. Never raises."""
+        """Delete what is not to be kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -333,7 +333,10 @@ class Service:
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
             job.future.resolve(State.COMMITTED, outcome)
-            await anyio.to_thread.run_sync(self._ledger.retain)
+            tidied = anyio.to_thread.run_sync(self._ledger.retain)
+            failed = await _outcome(tidied, "retention", job.future.step)
+            if failed is not None:
+                logging.error("nothing was deleted: %s", failed)
 
     async def _write(self, job: SaveJob) -> StepInfo | None:
         """Write and commit; None where it was cancelled before the commit."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from ckptmgr import (
     WaitTimeout,
     WhenIdle,
 )
+from ckptmgr.retention import Retention, Steps
 from ckptmgr.storage.memory import MemoryAttempt
 from tests.trees import Pair, assert_same, common
 
@@ -965,3 +966,23 @@ def test_big_endian_arrays_come_back_through_like(run: Path, casting: str) -> No
     with CheckpointManager(run) as manager:
         manager.save(0, tree).result()
         assert_same(manager.restore(like=tree, casting=casting), tree)
+
+
+class Broken(Retention):
+    """A rule of the user's own that fails."""
+
+    def keeps(self, steps: Steps) -> Iterable[int]:
+        """Raise."""
+        raise ZeroDivisionError(f"{len(steps)} steps")
+
+
+def test_a_rule_that_raises_deletes_nothing_and_costs_no_save(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged; the service goes on."""
+    with CheckpointManager(run, keep=Broken()) as manager:
+        for step in range(3):
+            assert manager.save(step, SMALL).result(30) is not None
+        manager.wait(30)
+        assert manager.all_steps() == [0, 1, 2]
+    assert "retention failed" in caplog.text
