@@ -17,15 +17,17 @@ from ckptmgr.errors import (
     StorageError,
     TreeMismatch,
     TruncatedFile,
+    UndecodableLeaf,
     UnsupportedFormat,
     UnsupportedLeaf,
     WaitTimeout,
 )
 from ckptmgr.format.step import StepInfo
-from ckptmgr.functional import load, load_async, save, save_async
+from ckptmgr.functional import load, load_async, load_structure, save, save_async
 from ckptmgr.future import LoadFuture, Progress, SaveFuture, State
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
 from ckptmgr.manager import CheckpointManager
+from ckptmgr.pipeline.leaf_options import LeafOptions
 from ckptmgr.retention import (
     KeepAll,
     KeepBest,
@@ -37,6 +39,8 @@ from ckptmgr.retention import (
     Verdict,
 )
 from ckptmgr.storage.memory import MemoryStorage
+from ckptmgr.tree.handlers import Encoded, Handler, NumpyStruct, Stored
+from ckptmgr.tree.registered import register_leaf, register_node
 from ckptmgr.tree.structure import key_paths
 
 __all__ = [
@@ -44,6 +48,7 @@ __all__ = [
     "CheckpointManager",
     "load",
     "load_async",
+    "load_structure",
     "save",
     "save_async",
     # what comes of it
@@ -66,11 +71,19 @@ __all__ = [
     "KeepSteps",
     "KeepWithin",
     "Retention",
+    # what a tree may hold, and how it is stored
+    "Encoded",
+    "Handler",
+    "LeafOptions",
+    "NumpyStruct",
+    "Stored",
+    "key_paths",
+    "register_leaf",
+    "register_node",
     # around it
     "ByteLimiter",
     "LimiterStatistics",
     "MemoryStorage",
-    "key_paths",
     # errors
     "CheckpointError",
     "DamagedStep",
@@ -87,6 +100,7 @@ __all__ = [
     "StorageError",
     "TreeMismatch",
     "TruncatedFile",
+    "UndecodableLeaf",
     "UnsupportedFormat",
     "UnsupportedLeaf",
     "WaitTimeout",

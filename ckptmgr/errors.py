@@ -73,6 +73,10 @@ class UnsupportedLeaf(CheckpointError, TypeError):
     """A leaf, a container or a dict key that cannot be stored; nothing was written."""
 
 
+class UndecodableLeaf(CheckpointError):
+    """The bytes are those that were saved, but a handler or a registered class refuses them."""
+
+
 class TreeMismatch(CheckpointError, ValueError):
     """The saved tree and the one asked for differ; the text lists every difference."""
 

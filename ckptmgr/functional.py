@@ -8,78 +8,113 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
 
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import MissingFile, NoSuchStep, StepExists
-from ckptmgr.format.manifest import CommitRecord
+from ckptmgr.errors import InvalidOption, MissingFile, NoSuchStep, StepExists
+from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, local_path, pack_size
-from ckptmgr.pipeline import match, restore
+from ckptmgr.pipeline import forms, match, restore
+from ckptmgr.pipeline import merge as merging
 from ckptmgr.pipeline.commit import step_info
-from ckptmgr.pipeline.header import header
+from ckptmgr.pipeline.header import Header, header
+from ckptmgr.pipeline.leaf_options import LeafRules
+from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.plan import Planner
-from ckptmgr.pipeline.read import read_record
+from ckptmgr.pipeline.read import read_manifest, read_record
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll
 from ckptmgr.service import SaveJob, Service
 from ckptmgr.storage.local import LocalStorage
+from ckptmgr.tree.handlers import Handler
 from ckptmgr.tree.registry import Registry
 
 _PACK_BELOW = "1MiB"
 
 
-def save(
+def save(  # each on its own
     path: str | os.PathLike[str],
     tree: object,
     *,
+    merge: bool = False,
     overwrite: bool = False,
     metadata: Mapping[str, object] | None = None,
+    leaf_options: object = (),
+    handlers: Sequence[Handler] = (),
 ) -> StepInfo:
     """Save a tree as the directory `path`; blocks until it is durable.
 
     Args:
       path: where to; what it lies in must exist.
-      tree: any pytree of arrays, numbers, str and bytes.
+      tree: any pytree, as `CheckpointManager.save` takes it.
+      merge: add the leaves of `tree` to the checkpoint at `path`, or replace them there.
+        None in `tree` means 'not given'; containers must be of the same kind and, but for
+        dicts, of the same length. The former checkpoint stays until the new one is durable.
       overwrite: replace the checkpoint at `path`, which stays until the new one is durable.
       metadata: plain JSON, stored with it.
+      leaf_options: which leaves are stored how, as of the manager.
+      handlers: for leaves of further classes, as of the manager.
 
     Raises:
-      StepExists: `path` exists and `overwrite` is False, or it is no checkpoint.
+      StepExists: `path` exists and neither `overwrite` nor `merge` is asked for, or it is no
+        checkpoint.
+      NoSuchStep: there is nothing to merge into.
+      TreeMismatch: the tree cannot be merged into the one that is there.
       UnsupportedLeaf: something in the tree cannot be stored; names its path.
       StorageError: it cannot be written.
     """
-    info = save_async(path, tree, overwrite=overwrite, metadata=metadata).result()
+    info = save_async(
+        path,
+        tree,
+        merge=merge,
+        overwrite=overwrite,
+        metadata=metadata,
+        leaf_options=leaf_options,
+        handlers=handlers,
+    ).result()
     assert info is not None
     return info
 
 
-def save_async(
+def save_async(  # as save
     path: str | os.PathLike[str],
     tree: object,
     *,
+    merge: bool = False,
     overwrite: bool = False,
     metadata: Mapping[str, object] | None = None,
+    leaf_options: object = (),
+    handlers: Sequence[Handler] = (),
 ) -> SaveFuture:
     """As `save`, but returns once the snapshot is taken, with a future of the rest."""
+    if merge and overwrite:
+        raise InvalidOption("merge keeps what overwrite replaces: ask for one of them")
     root, name = os.path.split(local_path(path))
-    storage = LocalStorage(root)
-    head = header(None, None, metadata)
-    plan, leaves = Planner(Registry(), pack_size(_PACK_BELOW)).plan(tree)
-    if storage.taken(name) and not overwrite:
+    storage, registry = LocalStorage(root), Registry(handlers)
+    former = _former(storage, name) if merge else None
+    pack = next_pack(former[1]) if former else 0
+    planned = Planner(registry, pack_size(_PACK_BELOW), LeafRules(leaf_options), pack).plan(tree)
+    kept = merging.merge(name, *former, planned.plan) if former else None
+    head = _header(former[0] if former else None, metadata)
+    taken = storage.taken(name)
+    if taken and not (overwrite or merge):
         raise StepExists("this path exists; overwrite=True replaces a checkpoint", file=path)
     books = _Books(storage)
     service = Service(storage, books, max_pending=0, writer=False)
     try:
-        if storage.taken(name):
+        if taken:
             books.check(name)
-        future = SaveFuture(None, service.dispatch, plan.describe)
-        job = SaveJob(name, plan, leaves, head, overwrite, future, Handover(service.kick))
+        shown = partial(forms.saving, planned.plan, planned.values, registry)
+        future = SaveFuture(head.step, service.dispatch, shown)
+        job = SaveJob(name, planned, head, taken, future, Handover(service.kick), kept)
         service.save(job, limiter(None), "wait", borrow=True)
         job.handover.close()
         return future
@@ -87,20 +122,48 @@ def save_async(
         service.finish()
 
 
-def load(
+def _former(storage: LocalStorage, name: str) -> tuple[CommitRecord, Manifest]:
+    """The checkpoint to merge into."""
+    try:
+        record = read_record(storage, name)
+    except MissingFile as error:
+        raise NoSuchStep(
+            "there is no checkpoint to merge into; save it without merge=True first",
+            file=f"{storage.root}/{name}",
+        ) from error
+    return record, read_manifest(storage, name, record)
+
+
+def _header(former: CommitRecord | None, metadata: Mapping[str, object] | None) -> Header:
+    """The header of what is saved; of what is merged, with all that was said before."""
+    if former is None:
+        return header(None, None, metadata)
+    said = header(former.step, step_info(former, "").metrics, metadata)
+    return replace(said, metadata={**former.metadata, **said.metadata})
+
+
+def load(  # each on its own
     path: str | os.PathLike[str],
     like: object = None,
     *,
+    select: object = None,
     shardings: object = None,
     casting: str = "same_kind",
     in_flight_bytes: int | str | ByteLimiter | None = None,
+    handlers: Sequence[Handler] = (),
 ) -> Any:  # a tree of the caller's own types
     """Load the tree at `path`, a checkpoint or a run's newest step; blocks until it is there.
 
     Arguments and errors are those of `CheckpointManager.restore`.
     """
     future = load_async(
-        path, like, shardings=shardings, casting=casting, in_flight_bytes=in_flight_bytes
+        path,
+        like,
+        select=select,
+        shardings=shardings,
+        casting=casting,
+        in_flight_bytes=in_flight_bytes,
+        handlers=handlers,
     )
     try:
         return future.result()
@@ -109,39 +172,71 @@ def load(
         raise
 
 
-def load_async(
+def load_async(  # as load
     path: str | os.PathLike[str],
     like: object = None,
     *,
+    select: object = None,
     shardings: object = None,
     casting: str = "same_kind",
     in_flight_bytes: int | str | ByteLimiter | None = None,
+    handlers: Sequence[Handler] = (),
 ) -> LoadFuture:
     """As `load`, but returns at once a future of the tree."""
-    where, request = local_path(path), match.request(like, shardings, casting)
-    root, name = os.path.split(where)
-    if not os.path.isdir(where):
-        raise NoSuchStep("there is no such directory", file=where)
-    if not os.path.exists(os.path.join(where, COMMIT_RECORD)):
-        root, name = where, ""
-    storage, limit = LocalStorage(root), limiter(in_flight_bytes)
+    storage, name = _place(path)
+    request = match.request(like, select, shardings, casting)
+    registry, limit = Registry(handlers), limiter(in_flight_bytes)
     service = Service(storage, _Books(storage), max_pending=0, writer=False)
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:
-        chosen = name
-        if not chosen:
-            run = Catalog(storage, KeepAll())
-            await anyio.to_thread.run_sync(run.refresh)
-            future.step = run.find(None).step
-            chosen = step_name(future.step or 0)
-        return await restore.load(storage, chosen, request, Registry(), limit, future)
+        future.step, chosen = await anyio.to_thread.run_sync(_newest, storage, name)
+        return await restore.load(storage, chosen, request, registry, limit, future)
 
     try:
         service.load(future, work)
         return future
     finally:
         service.finish()
+
+
+def load_structure(
+    path: str | os.PathLike[str], *, handlers: Sequence[Handler] = ()
+) -> Any:  # a tree of the caller's own structure
+    """The tree at `path` without its bytes: reads the manifest, and no array data.
+
+    A jax array is shown as a `jax.ShapeDtypeStruct`, with its saved sharding where the
+    devices allow it, a numpy array as a `NumpyStruct`, a Python or numpy scalar, a str or
+    bytes by its class. The whole is of the saved structure, and serves as `like`; a node of
+    a class that does not come back by itself is shown as a dict of its keys.
+
+    Raises:
+      NoSuchStep, DamagedStep, UnsupportedFormat: as `load`.
+    """
+    storage, name = _place(path)
+    _, chosen = _newest(storage, name)
+    return restore.look(storage, chosen, Registry(handlers))
+
+
+def _place(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
+    """The store and the name of the checkpoint at `path`; no name where it is a run."""
+    where = local_path(path)
+    if not os.path.isdir(where):
+        raise NoSuchStep("there is no such directory", file=where)
+    if os.path.exists(os.path.join(where, COMMIT_RECORD)):
+        root, name = os.path.split(where)
+        return LocalStorage(root), name
+    return LocalStorage(where), ""
+
+
+def _newest(storage: LocalStorage, name: str) -> tuple[int | None, str]:
+    """The step and name of a checkpoint, or of the newest one of a run."""
+    if name:
+        return None, name
+    run = Catalog(storage, KeepAll())
+    run.refresh()
+    step = run.find(None).step
+    return step, step_name(step or 0)
 
 
 class _Books:

@@ -1,8 +1,7 @@
 """The manager: the synchronous door that a trainer holds.
 
 It checks what it is given, plans, has the snapshot taken in the caller's thread and
-leaves the rest to the service. It also hears of saves that failed unnoticed and tells
-the trainer, once, without ever costing another save.
+leaves the rest to the service.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -18,19 +18,22 @@ import anyio.to_thread
 
 from ckptmgr.cadence import Cadence, Offer
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import EarlierSaveFailed, ManagerClosed, NoSuchStep, StepExists
+from ckptmgr.errors import ManagerClosed, NoSuchStep, StepExists
+from ckptmgr.failures import Failures
 from ckptmgr.format.step import StepInfo, parse_step, step_name
-from ckptmgr.future import LoadFuture, SaveFuture, State
+from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
 from ckptmgr.options import count, limiter, local_path, pack_size, require
-from ckptmgr.pipeline import match, restore
+from ckptmgr.pipeline import forms, match, restore
 from ckptmgr.pipeline.header import header
+from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.plan import Planner
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll, Retention, Verdict, ranked
 from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, OnBusy, SaveJob, Service
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
+from ckptmgr.tree.handlers import Handler
 from ckptmgr.tree.registry import Registry
 
 T = TypeVar("T")
@@ -61,6 +64,9 @@ class CheckpointManager:
         written: "wait" for a place, "skip" this save, or "replace" the oldest that waits.
       max_pending: how many saves may wait; 0 or more.
       pack_below: arrays of fewer bytes share files; at most 16 MiB.
+      leaf_options: pairs of a key path glob and LeafOptions, of which the first that matches
+        a leaf says how it is stored; or a prefix tree of LeafOptions.
+      handlers: for leaves of further classes, or to go before the built-in ones.
       read_only: only look and restore; needs no lock and writes nothing.
       tolerated_failures: how many saves in a row may fail, unheard, before the next
         `save` says so by raising EarlierSaveFailed.
@@ -84,6 +90,8 @@ class CheckpointManager:
         on_busy: OnBusy = "wait",
         max_pending: int = 1,
         pack_below: int | str = "1MiB",
+        leaf_options: object = (),
+        handlers: Sequence[Handler] = (),
         read_only: bool = False,
         tolerated_failures: int = 0,
         borrow: bool = True,
@@ -96,15 +104,14 @@ class CheckpointManager:
         self._on_busy: OnBusy = on_busy
         self._borrow = borrow
         self._read_only = read_only
-        self._tolerated = count(tolerated_failures, "tolerated_failures")
+        self._failures = Failures(count(tolerated_failures, "tolerated_failures"))
         self._storage = storage or LocalStorage(local_path(directory))
-        self._registry = Registry()
-        self._planner = Planner(self._registry, pack_size(pack_below))
+        self._registry = Registry(handlers)
+        rules = LeafRules(leaf_options)
+        self._planner = Planner(self._registry, pack_size(pack_below), rules)
         self._limiter = limiter(in_flight_bytes)
         self._catalog = Catalog(self._storage, keep)
         self._mutex = threading.Lock()
-        self._unsettled: list[SaveFuture] = []
-        self._failures = 0
         pending = count(max_pending, "max_pending")
         self._service = Service(self._storage, self._catalog, pending, writer=not read_only)
         # A manager that nobody holds any more finishes its saves and lets the directory go.
@@ -131,7 +138,8 @@ class CheckpointManager:
 
         Args:
           step: the number of updates done.
-          tree: any pytree of arrays, numbers, str and bytes.
+          tree: any pytree of arrays, PRNG keys, numbers, str, bytes, and what `handlers` or
+            `register_leaf` take.
           metrics: scalars by name, jax scalars still being computed included.
           metadata: plain JSON, stored with the step.
           overwrite: replace a committed step, which stays until the new one is durable.
@@ -154,16 +162,17 @@ class CheckpointManager:
         if not overwrite and (number in self._catalog.steps or self._storage.taken(name)):
             raise StepExists("this step is there already; overwrite=True replaces it", step=number)
         with self._mutex:
-            plan, leaves = self._planner.plan(tree)
-        future = SaveFuture(number, self._service.dispatch, plan.describe)
+            planned = self._planner.plan(tree)
+        shown = partial(forms.saving, planned.plan, planned.values, self._registry)
+        future = SaveFuture(number, self._service.dispatch, shown)
         handover = Handover(self._service.kick)
-        job = SaveJob(name, plan, leaves, head, overwrite, future, handover)
+        job = SaveJob(name, planned, head, overwrite, future, handover)
         saving = self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
         try:
-            self._tell_failures(future)
+            self._failures.tell(future)
         finally:
             if saving:
-                self._unsettled.append(future)
+                self._failures.watch(future)
                 handover.close()
         return future
 
@@ -203,6 +212,7 @@ class CheckpointManager:
         step: int | Literal["newest"] = "newest",
         like: object = None,
         *,
+        select: object = None,
         shardings: object = None,
         casting: str = "same_kind",
     ) -> Any:  # a tree of the caller's own types
@@ -213,6 +223,9 @@ class CheckpointManager:
           like: a tree of the saved structure, or of ShapeDtypeStructs: each leaf takes
             its type, dtype and sharding. None: as it was saved, jax arrays with their
             saved sharding where the devices allow it.
+          select: which leaves to read: a glob of key paths or a list of them ("params" is all
+            below it), a prefix tree of bools, or a predicate of path and form. The others
+            are None, or with `like` its own leaves; only what is selected is read.
           shardings: "numpy" for host arrays, a Sharding, or a prefix tree of them.
           casting: which dtypes may become which, in NumPy's words.
 
@@ -220,8 +233,9 @@ class CheckpointManager:
           NoSuchStep: there is no such step, or none at all.
           TreeMismatch: the saved tree is not like `like`; lists every difference.
           DamagedStep: bytes are missing or are not those that were saved.
+          UndecodableLeaf: a handler or a registered class refuses what it stored.
         """
-        future = self.restore_async(step, like, shardings=shardings, casting=casting)
+        future = self.restore_async(step, like, select=select, shardings=shardings, casting=casting)
         try:
             return future.result()
         except BaseException:
@@ -233,12 +247,13 @@ class CheckpointManager:
         step: int | Literal["newest"] = "newest",
         like: object = None,
         *,
+        select: object = None,
         shardings: object = None,
         casting: str = "same_kind",
     ) -> LoadFuture:
         """Begin to restore; returns at once a future of the tree. Arguments as for `restore`."""
         wanted = None if isinstance(step, str) and step == "newest" else parse_step(step)
-        request = match.request(like, shardings, casting)
+        request = match.request(like, select, shardings, casting)
         info = self._look().find(wanted)
         future = LoadFuture(info.step, self._service.dispatch)
 
@@ -258,6 +273,7 @@ class CheckpointManager:
         *,
         step: int | Literal["newest"] = "newest",
         default_step: int = 0,
+        select: object = None,
         shardings: object = None,
         casting: str = "same_kind",
     ) -> tuple[int, T]:
@@ -267,7 +283,7 @@ class CheckpointManager:
         """
         if isinstance(step, str) and step == "newest" and not self._look().steps:
             return parse_step(default_step), like
-        future = self.restore_async(step, like, shardings=shardings, casting=casting)
+        future = self.restore_async(step, like, select=select, shardings=shardings, casting=casting)
         try:
             tree: T = future.result()
         except BaseException:
@@ -328,7 +344,7 @@ class CheckpointManager:
           EarlierSaveFailed: one failed unheard.
         """
         self._service.wait(timeout)
-        self._tell_failures(None)
+        self._failures.tell(None)
 
     def close(self, timeout: float | None = None) -> None:
         """Finish what is queued and end the service. More calls do nothing.
@@ -341,7 +357,7 @@ class CheckpointManager:
         """
         self._end.detach()
         self._service.close(END_SECONDS if timeout is None else timeout)
-        self._tell_failures(None)
+        self._failures.tell(None)
 
     def __enter__(self) -> Self:
         """The manager itself; the end of the block closes it."""
@@ -389,20 +405,3 @@ class CheckpointManager:
             self._service.check_open()
             self._catalog.refresh()
         return self._catalog
-
-    def _tell_failures(self, future: SaveFuture | None) -> None:
-        """Raise for the first failure that nobody has looked at and that is not tolerated."""
-        with self._mutex:
-            done = [f for f in self._unsettled if f.done()]
-            self._unsettled = [f for f in self._unsettled if not f.done()]
-        unheard: tuple[int | None, BaseException] | None = None
-        for ended in done:
-            self._failures = self._failures + 1 if ended.state is State.FAILED else 0
-            if self._failures > self._tolerated and unheard is None:
-                error = ended.failure_unheard()
-                unheard = (ended.step, error) if error is not None else None
-        if unheard is not None:
-            step, error = unheard
-            raise EarlierSaveFailed(
-                f"the save of step {step} failed: {error}", step=step, future=future
-            ) from error

@@ -27,13 +27,14 @@ from anyio.from_thread import BlockingPortal
 
 from ckptmgr.errors import CheckpointError, ManagerClosed, NoSpace, StepExists, WaitTimeout
 from ckptmgr.format.manifest import CommitRecord
-from ckptmgr.format.scalar import JSON
 from ckptmgr.format.step import StepInfo
 from ckptmgr.future import LoadFuture, Progress, SaveFuture, State, settled
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import commit, write
 from ckptmgr.pipeline.header import Header
-from ckptmgr.pipeline.plan import Plan
+from ckptmgr.pipeline.merge import Merge
+from ckptmgr.pipeline.plan import Planned
+from ckptmgr.pipeline.read import read_record
 from ckptmgr.pipeline.snapshot import Handover, take
 from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.storage.base import Attempt, Storage
@@ -66,13 +67,12 @@ class SaveJob:
     """A save on its way: what to write, and where its snapshot and its outcome go."""
 
     name: str
-    plan: Plan
-    leaves: list[object]  # emptied by the snapshot: the tree is not ours to keep
+    planned: Planned  # its arrays are emptied by the snapshot: the tree is not ours to keep
     header: Header
     replace: bool
     future: SaveFuture
     handover: Handover
-    values: list[JSON] = field(default_factory=list)
+    kept: Merge | None = None
     scope: anyio.CancelScope | None = field(default=None)
 
 
@@ -125,13 +125,11 @@ class Service:
                 job.future.resolve(State.SKIPPED, None)
                 return False
             try:
-                pairs = zip(job.plan.handlers, job.leaves, strict=True)
-                job.values = [handler.value(leaf) for handler, leaf in pairs]
-                take(job.plan, job.leaves, limiter, job.handover, borrow=borrow)
+                take(job.planned.plan, job.planned.arrays, limiter, job.handover, borrow=borrow)
             except BaseException:
                 self._withdraw(job)
                 raise
-        job.leaves = []
+        job.planned.arrays.clear()
         return True
 
     def _admit(self, job: SaveJob, on_busy: OnBusy) -> bool:
@@ -340,7 +338,7 @@ class Service:
 
     async def _write(self, job: SaveJob) -> StepInfo | None:
         """Write and commit; None where it was cancelled before the commit."""
-        future, plan, threads = job.future, job.plan, self._storage.write_tasks
+        future, plan, threads = job.future, job.planned.plan, self._storage.write_tasks
         if not future.advance(State.WRITING):
             return None
         free = self._storage.free_bytes()
@@ -355,16 +353,18 @@ class Service:
 
         async with left_in_thread(self._storage.attempt(job.name)) as attempt:
             digests = await write.write(plan, job.handover, attempt, threads, report)
-            await commit.put_metadata(plan, attempt, threads)
+            await commit.put_metadata(plan, job.kept, attempt, threads)
             return await anyio.to_thread.run_sync(self._commit, job, digests, attempt)
 
     def _commit(self, job: SaveJob, digests: list[str], attempt: Attempt) -> StepInfo | None:
         """The last part, not cancelled any more; None where it had been before."""
-        manifest = commit.assemble(job.plan, job.values, digests)
+        manifest = commit.assemble(job.planned.plan, job.planned.values, digests, job.kept)
         if not job.future.advance(State.COMMITTING):
             return None
         now = self._ledger.commit_time()
-        record = commit.commit(job.plan, manifest, job.header, attempt, now, replace=job.replace)
+        if job.kept and read_record(self._storage, job.name).nonce != job.kept.record.nonce:
+            raise StepExists("the checkpoint was changed while it was merged into; merge again")
+        record = commit.commit(manifest, job.header, attempt, now, replace=job.replace)
         return self._ledger.add(job.name, record)
 
     async def _load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:

@@ -13,7 +13,8 @@ import zarr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ckptmgr import CheckpointManager
-from ckptmgr.format.zarr import DTYPES, chunk_shape
+from ckptmgr.format.chunks import default_chunk
+from ckptmgr.format.zarr import DTYPES
 
 
 def saved(run: Path, tree: object) -> Path:
@@ -44,7 +45,7 @@ def test_every_dtype_reads_back_by_itself_or_as_bits(run: Path, name: str) -> No
 
 def test_chunks_of_all_kinds_read_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded at the edge, cut on a second axis, one a shard, without dimensions."""
-    monkeypatch.setattr(chunk_shape, "__defaults__", (1000,))
+    monkeypatch.setattr(default_chunk, "__defaults__", (1000,))
     mesh = jax.make_mesh((2, 4), ("x", "y"))
     tree = {
         "rows": jnp.arange(1001.0).reshape(77, 13),

@@ -15,6 +15,7 @@ LAYERS = {
     "format": 1,
     "future": 2,
     "limiter": 3,
+    "failures": 3,
     "cadence": 3,
     "retention": 3,
     "tree": 4,
@@ -27,7 +28,16 @@ LAYERS = {
     "functional": 8,
     "__init__": 9,
 }
-WITHOUT_JAX = {"errors", "format", "future", "limiter", "cadence", "retention", "storage"}
+WITHOUT_JAX = {
+    "errors",
+    "format",
+    "future",
+    "failures",
+    "limiter",
+    "cadence",
+    "retention",
+    "storage",
+}
 
 
 def room(module: str) -> str:

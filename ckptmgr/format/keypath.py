@@ -21,8 +21,17 @@ _RESERVED = "zarr.json"  # the metadata file of the group that the directories l
 
 def join(keys: Iterable[object]) -> str:
     """The text of a path: `join(["a/b", 0])` is `"a~1b/0"`. Keys that are no str appear as repr."""
-    texts = (key if isinstance(key, str) else repr(key) for key in keys)
-    return SEPARATOR.join(text.replace("~", "~0").replace(SEPARATOR, "~1") for text in texts)
+    texts = [key if isinstance(key, str) else repr(key) for key in keys]
+    whole = SEPARATOR.join(texts)
+    if "~" in whole or whole.count(SEPARATOR) >= len(texts):
+        texts = [text.replace("~", "~0").replace(SEPARATOR, "~1") for text in texts]
+        whole = SEPARATOR.join(texts)
+    return whole
+
+
+def split(path: str) -> list[str]:
+    """The keys of a path, as text: `split("a~1b/0")` is `["a/b", "0"]`."""
+    return [key.replace("~1", SEPARATOR).replace("~0", "~") for key in path.split(SEPARATOR)]
 
 
 def directory(path: str, array: str = "") -> str:
@@ -31,8 +40,7 @@ def directory(path: str, array: str = "") -> str:
     >>> directory("params/layer_0/Kernel")
     'params.layer_0.^kernel'
     """
-    keys = (key.replace("~1", SEPARATOR).replace("~0", "~") for key in path.split(SEPARATOR))
-    name = ".".join(_escape(key) or "%" for key in keys)
+    name = ".".join(_escape(key) or "%" for key in split(path))
     if array:
         name += "@" + _escape(array)
     if name == _RESERVED:

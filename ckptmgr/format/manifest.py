@@ -18,7 +18,7 @@ from ckptmgr.errors import DamagedStep, UnsupportedFormat
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.digest import digest
 from ckptmgr.format.scalar import JSON
-from ckptmgr.format.zarr import Shape
+from ckptmgr.format.zarr import RAW, Codec, Shape
 
 FORMAT: Final = 1
 ALIGNMENT: Final = 64  # bytes; what jax takes over without a copy on CPU
@@ -31,10 +31,14 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Grid(_Strict, frozen=True):
-    """An array of its own directory: the shape of its chunks, and their digests in C order."""
+    """An array of its own directory: the shape of its chunks, and their digests in C order.
+
+    A digest is that of the chunk's items, whatever `codec` then does to them.
+    """
 
     chunk: Shape
     digests: tuple[str, ...]
+    codec: Codec = RAW
 
 
 class PackedBox(_Strict, frozen=True):
@@ -129,8 +133,18 @@ class CustomNode(_Strict, frozen=True, tag="custom", tag_field="kind"):
     children: tuple[Node, ...]
 
 
+class RegisteredNode(_Strict, frozen=True, tag="registered", tag_field="kind"):
+    """A node of a registered class: the name it was registered with, and its aux data."""
+
+    name: str
+    data: JSON
+    children: tuple[Node, ...]
+
+
 # An int stands for a leaf: its place in `Manifest.leaves`.
-Node: TypeAlias = int | NoneNode | DictNode | ListNode | TupleNode | NamedTupleNode | CustomNode
+Node: TypeAlias = (
+    int | NoneNode | DictNode | ListNode | TupleNode | NamedTupleNode | CustomNode | RegisteredNode
+)
 
 
 class Manifest(_Strict, frozen=True):
@@ -267,18 +281,29 @@ def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
     nbytes = array.nbytes
     if (array.grid is not None) + len(array.packed) != (nbytes > 0):
         return "its bytes must lie in exactly one place"
-    if array.grid:
-        chunk = array.grid.chunk
-        if len(chunk) != len(array.shape) or any(edge < 1 for edge in chunk):
-            return "its chunks do not fit its shape"
-        if len(array.grid.digests) != zarr.cells(array.shape, chunk):
-            return "its digests do not match its chunks"
+    fault = _impossible_grid(array.shape, array.grid) if array.grid else None
+    if fault:
+        return fault
     for box in array.packed:
         pack = packs.get(box.pack)
         if pack is None or box.offset < 0 or box.offset + nbytes > pack.nbytes:
             return "it lies outside its pack"
         if box.offset % pack.chunk + nbytes > pack.chunk:
             return "it crosses the chunks of its pack"
+    return None
+
+
+def _impossible_grid(shape: Shape, grid: Grid) -> str | None:
+    chunk = grid.chunk
+    if len(chunk) != len(shape) or any(edge < 1 for edge in chunk):
+        return "its chunks do not fit its shape"
+    if len(grid.digests) != zarr.cells(shape, chunk):
+        return "its digests do not match its chunks"
+    inside = grid.codec.read_chunk or chunk
+    if len(inside) != len(chunk) or any(
+        edge < 1 or whole % edge for edge, whole in zip(inside, chunk, strict=True)
+    ):
+        return "the chunks inside do not divide its chunks"
     return None
 
 

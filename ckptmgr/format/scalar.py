@@ -2,7 +2,8 @@
 
 What JSON has is itself: str, bool, None, ints up to 2**53, finite floats. The rest is
 an object of one key that names the type: `{"int": "0x..."}`, `{"float": bits}`,
-`{"complex": [re, im]}`, `{"str": utf-8 in hex}`, `{"bytes": hex}`, `{"tuple": [...]}`.
+`{"complex": [re, im]}`, `{"str": utf-8 in hex}`, `{"bytes": hex}`, `{"tuple": [...]}`,
+`{"list": [...]}`, `{"dict": [[key, value], ...]}`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
 else:
     JSON = Any  # msgspec, which reads the annotations of a struct, knows no recursive alias
 _EXACT_IN_JSON = 2**53
+_PAIR = 2
 
 
 def to_json(value: object) -> JSON:
-    """The JSON of a str, bytes, bool, int, float, complex, None, or a tuple of them.
+    """The JSON of a str, bytes, bool, int, float, complex, None; a tuple, list or dict of them.
 
     Raises:
       TypeError: it is none of these, subclasses included: they would come back as another type.
+      RecursionError: it holds itself, or is nested too deep.
     """
     kind = type(value)
     if value is None or kind is bool:
@@ -41,8 +44,15 @@ def to_json(value: object) -> JSON:
         return value
     if isinstance(value, bytes) and kind is bytes:
         return {"bytes": value.hex()}
-    if isinstance(value, tuple) and kind is tuple:
-        return {"tuple": [to_json(item) for item in value]}
+    return _container_to_json(value)
+
+
+def _container_to_json(value: object) -> JSON:
+    kind = type(value)
+    if isinstance(value, tuple | list) and kind in (tuple, list):
+        return {kind.__name__: [to_json(item) for item in value]}
+    if isinstance(value, dict) and kind is dict:
+        return {"dict": [[to_json(key), to_json(item)] for key, item in value.items()]}
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} has no exact JSON form")
 
 
@@ -54,7 +64,7 @@ def from_json(value: JSON) -> object:
     """
     if not isinstance(value, dict):
         if isinstance(value, list):
-            raise ValueError("a list is no scalar")  # noqa: TRY004  # one error for every fault
+            raise ValueError("a bare list is no value")  # noqa: TRY004  # one error for every fault
         return value
     match list(value.items()):
         case [("int", str(text))]:
@@ -69,6 +79,22 @@ def from_json(value: JSON) -> object:
             return bytes.fromhex(text).decode("utf-8", "surrogatepass")
         case [("bytes", str(text))]:
             return bytes.fromhex(text)
-        case [("tuple", list(items))]:
-            return tuple(from_json(item) for item in items)
-    raise ValueError(f"unknown scalar {sorted(value)}")
+        case [(("tuple" | "list" | "dict") as kind, list(items))]:
+            return _container(kind, items)
+    raise ValueError(f"unknown value {sorted(value)}")
+
+
+def _container(kind: str, items: list[JSON]) -> object:
+    if kind == "dict":
+        return dict(_pair(item) for item in items)
+    values = [from_json(item) for item in items]
+    return tuple(values) if kind == "tuple" else values
+
+
+def _pair(item: JSON) -> tuple[object, object]:
+    if not isinstance(item, list) or len(item) != _PAIR:
+        raise ValueError("an item of a dict is a key and a value")
+    key = from_json(item[0])
+    if isinstance(key, list | dict):
+        raise ValueError("no dict has a key like this")  # noqa: TRY004  # one error for every fault
+    return key, from_json(item[1])

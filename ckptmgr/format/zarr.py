@@ -1,8 +1,8 @@
 """Zarr v3: the chunk grid of an array and the metadata that lets any Zarr reader open it.
 
-Codecs are `bytes` (little-endian) and `crc32c`, chunk keys are flat (`c.0.1`): every
-directory costs an fsync. Chunks are cut so that each is one contiguous run of its
-shard: on axis 0, and on the next axis only where one row is too large by itself.
+Codecs are `bytes` (little-endian) and `crc32c`, unless a leaf's options ask for zstd
+between the two, or for smaller chunks to read inside of those that are written. Chunk
+keys are flat (`c.0.1`): every directory costs an fsync.
 https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
 """
 
@@ -17,7 +17,6 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-CHUNK_BYTES: Final = 16 << 20
 METADATA: Final = "zarr.json"
 CHECKSUM_BYTES: Final = 4
 
@@ -50,29 +49,6 @@ class Chunk(NamedTuple):
     key: str
 
 
-def chunk_shape(shape: Shape, shard: Shape, itemsize: int, limit: int = CHUNK_BYTES) -> Shape:
-    """The cells of the regular grid that cuts each shard into chunks of about `limit` bytes.
-
-    An array in one piece is cut into n = ceil(bytes / limit) slabs of ceil(rows / n)
-    rows: less than one row of padding. Where several shards share the grid an edge
-    must divide theirs: of all divisors the one whose chunk is nearest to the limit
-    (on a log scale), so a prime edge stays whole rather than falling into single rows.
-    """
-    edges = list(shard)
-    for axis, edge in enumerate(shard):
-        row = itemsize * math.prod(shard[axis + 1 :])
-        if edge * row <= limit:
-            break
-        if shape == shard:
-            edges[axis] = math.ceil(edge / math.ceil(edge * row / limit))
-        else:
-            divisors = [d for d in range(1, edge + 1) if edge % d == 0]
-            edges[axis] = min(divisors, key=lambda d: abs(math.log(d * row / limit)))
-        if edges[axis] > 1 or row <= limit:
-            break
-    return tuple(edges)
-
-
 def grid(shape: Shape, chunk: Shape) -> Iterator[Chunk]:
     """The cells of the grid in C order; the last of an axis may reach less far than `chunk`."""
     counts = (range(math.ceil(n / edge)) for n, edge in zip(shape, chunk, strict=True))
@@ -87,16 +63,35 @@ def cells(shape: Shape, chunk: Shape) -> int:
     return math.prod(math.ceil(n / edge) for n, edge in zip(shape, chunk, strict=True))
 
 
-def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape) -> bytes:
+def is_run(shape: Shape, chunk: Shape) -> bool:
+    """Whether each chunk is one run of the array: full in all axes after the first cut."""
+    cut = next((axis for axis, edge in enumerate(chunk) if edge > 1), len(chunk))
+    return all(edge >= n for edge, n in zip(chunk[cut + 1 :], shape[cut + 1 :], strict=True))
+
+
+class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is done to a chunk beside the checksum.
+
+    Attributes:
+      read_chunk: the shape of the chunks inside that a Zarr reader can read one by one.
+      zstd: the level of compression.
+    """
+
+    read_chunk: Shape | None = None
+    zstd: int | None = None
+
+
+RAW: Final = Codec()
+
+
+def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape, codec: Codec = RAW) -> bytes:
     """The zarr.json of an array. A dtype that Zarr has no name for, all of one byte, is uint8."""
-    true_name = NAMES[dtype]
-    name = true_name if true_name in _ZARR_DTYPES else "uint8"
+    true_name, name = NAMES[dtype], data_type(dtype)
     zero: object = 0.0 if "float" in name else 0
     if name == "bool":
         zero = False
     elif name.startswith("complex"):
         zero = [0.0, 0.0]
-    endian = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
     return msgspec.json.format(
         msgspec.json.encode(
             {
@@ -107,11 +102,40 @@ def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape) -> bytes:
                 "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
                 "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
                 "fill_value": zero,
-                "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
+                "codecs": _codecs(dtype, codec),
                 "attributes": {} if name == true_name else {"ckptmgr_dtype": true_name},
             }
         )
     )
+
+
+def longest(chunk: Shape, nbytes: int, codec: Codec) -> int:
+    """A bound on the bytes of the file of a chunk that a codec was applied to.
+
+    Each chunk inside may grow a little, and has an entry of 16 bytes in the index.
+    """
+    inside = math.prod(chunk) // math.prod(codec.read_chunk or chunk)
+    return nbytes + nbytes // 128 + 128 * (inside + 8)
+
+
+def data_type(dtype: np.dtype) -> str:
+    """What Zarr calls a dtype; uint8 where it has no name for it."""
+    name = NAMES[dtype]
+    return name if name in _ZARR_DTYPES else "uint8"
+
+
+def _codecs(dtype: np.dtype, codec: Codec) -> list[dict[str, object]]:
+    checksum: dict[str, object] = {"name": "crc32c"}
+    little: dict[str, object] = {"name": "bytes", "configuration": {"endian": "little"}}
+    single: dict[str, object] = {"name": "bytes"}
+    chain = [single if dtype.itemsize == 1 else little]
+    if codec.zstd is not None:
+        chain.append({"name": "zstd", "configuration": {"level": codec.zstd, "checksum": False}})
+    chain.append(checksum)
+    if codec.read_chunk is None:
+        return chain
+    inside = {"chunk_shape": codec.read_chunk, "codecs": chain, "index_codecs": [little, checksum]}
+    return [{"name": "sharding_indexed", "configuration": {**inside, "index_location": "end"}}]
 
 
 def group_metadata() -> bytes:

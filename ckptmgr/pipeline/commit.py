@@ -11,6 +11,7 @@ import contextlib
 import platform
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 
 import jax
@@ -21,7 +22,6 @@ from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import (
     FORMAT,
     CommitRecord,
-    LeafEntry,
     Manifest,
     encode_manifest,
     encode_record,
@@ -29,6 +29,7 @@ from ckptmgr.format.manifest import (
 from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.step import ARRAYS, MANIFEST, PACKS, StepInfo, nonce
 from ckptmgr.pipeline.header import Header, fetch
+from ckptmgr.pipeline.merge import Merge
 from ckptmgr.pipeline.plan import Plan
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Attempt
@@ -39,7 +40,7 @@ def zarr_files(plan: Plan) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for array in plan.own:
         name = keypath.directory(plan.paths[array.leaf], array.name)
-        meta = zarr.array_metadata(array.dtype, array.shape, array.chunk or ())
+        meta = zarr.array_metadata(array.dtype, array.shape, array.chunk or (), array.codec)
         files[f"{ARRAYS}/{name}/{zarr.METADATA}"] = meta
     if files:
         files[f"{ARRAYS}/{zarr.METADATA}"] = zarr.group_metadata()
@@ -49,53 +50,58 @@ def zarr_files(plan: Plan) -> dict[str, bytes]:
     return files
 
 
-async def put_metadata(plan: Plan, attempt: Attempt, threads: int) -> None:
-    """Put every zarr.json, `threads` at a time."""
-    files = deque(zarr_files(plan).items())
+async def put_metadata(plan: Plan, kept: Merge | None, attempt: Attempt, threads: int) -> None:
+    """Put every zarr.json, and link the files that are kept; `threads` at a time."""
+    files = zarr_files(plan)
+    todo = deque(partial(attempt.put, path, [data]) for path, data in files.items())
+    if kept:
+        linked = kept.files()
+        todo.extend(partial(attempt.link, f"{kept.name}/{path}", path) for path in linked)
+        group = f"{ARRAYS}/{zarr.METADATA}"
+        if group not in files and any(path.startswith(ARRAYS) for path in linked):
+            todo.append(partial(attempt.put, group, [zarr.group_metadata()]))
 
     def worker() -> None:
         with contextlib.suppress(IndexError):  # another one took the last
-            while files:
-                path, data = files.popleft()
-                attempt.put(path, [data])
+            while todo:
+                todo.popleft()()
 
-    await run_threads(threads, worker, files.clear)
+    await run_threads(threads, worker, todo.clear)
 
 
-def assemble(plan: Plan, values: Sequence[JSON], digests: Sequence[str]) -> bytes:
-    """The bytes of the manifest."""
-    leaves = tuple(
-        LeafEntry(path, handler.name, value, tuple(array.entry(digests) for array in arrays))
-        for path, handler, value, arrays in zip(
-            plan.paths, plan.handlers, values, plan.arrays, strict=True
-        )
-    )
+def assemble(
+    plan: Plan, values: Sequence[JSON], digests: Sequence[str], kept: Merge | None
+) -> Manifest:
+    """The manifest of the tree, together with what is kept of a former one."""
+    if kept:
+        return kept.assemble(plan, values, digests)
     packs = (plan.pack,) if plan.pack else ()
-    return encode_manifest(Manifest(FORMAT, plan.structure, leaves, packs))
+    return Manifest(FORMAT, plan.structure, plan.entries(values, digests), packs)
 
 
 def commit(
-    plan: Plan, manifest: bytes, header: Header, attempt: Attempt, now: float, *, replace: bool
+    manifest: Manifest, header: Header, attempt: Attempt, now: float, *, replace: bool
 ) -> CommitRecord:
     """Put the manifest and publish the step; blocks until it is durable.
 
     Waits for metrics that are still being computed. `now` is the commit time. With
     `replace` it takes the place of a step of that name.
     """
+    data = encode_manifest(manifest)
     record = CommitRecord(
         format=FORMAT,
         step=header.step,
         time=now,
-        nbytes=plan.nbytes,
-        leaves=len(plan.paths),
-        manifest_nbytes=len(manifest),
-        manifest_digest=digest(manifest),
+        nbytes=sum(array.nbytes for leaf in manifest.leaves for array in leaf.arrays),
+        leaves=len(manifest.leaves),
+        manifest_nbytes=len(data),
+        manifest_digest=digest(data),
         nonce=nonce(),
         writer=_writer(),
         metrics=fetch(header.metrics),
         metadata=dict(header.metadata),
     )
-    attempt.put(MANIFEST, [manifest])
+    attempt.put(MANIFEST, [data])
     attempt.publish(encode_record(record), replace=replace)
     return record
 
@@ -116,7 +122,7 @@ def step_info(record: CommitRecord, path: str) -> StepInfo:
 def _number(value: JSON) -> float:
     number = from_json(value)
     if not isinstance(number, int | float):
-        raise ValueError(f"a metric is a number, not {number!r}")  # noqa: TRY004  # it is data
+        raise ValueError(f"a metric is a number, not {number!r}")  # noqa: TRY004  # it is data  # it is data
     return float(number)
 
 

@@ -1,13 +1,13 @@
 """Matching: which saved leaf becomes what, decided before a byte is read. Pure.
 
 Without `like` the saved structure and types come back. With it each leaf takes the
-type, dtype and sharding of the target's, and all differences are one error.
+type, dtype and sharding of the target's. What is not selected is None, or the leaf of
+`like` itself. All differences are one error.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -15,21 +15,30 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from ckptmgr.errors import InvalidOption, TreeMismatch
-from ckptmgr.format.manifest import LeafEntry, Manifest, ShardingEntry
-from ckptmgr.format.scalar import from_json
-from ckptmgr.format.zarr import DTYPES, NAMES, Shape
+from ckptmgr.format.manifest import (
+    ArrayEntry,
+    CustomNode,
+    LeafEntry,
+    Manifest,
+    RegisteredNode,
+    leaf_indices,
+)
+from ckptmgr.format.zarr import DTYPES, NAMES
+from ckptmgr.pipeline import forms
+from ckptmgr.pipeline.forms import PYTHON_NUMBERS, asked, python_value, saved
+from ckptmgr.pipeline.select import Selection
 from ckptmgr.tree import sharding as shardings_on_disk
 from ckptmgr.tree import structure
 from ckptmgr.tree.casting import Casting, can_cast, parse_casting
-from ckptmgr.tree.handlers import Array
+from ckptmgr.tree.handlers import Array, Handler, NumpyStruct
 from ckptmgr.tree.registry import Registry
+from ckptmgr.tree.rules import by_prefix, prefixes
 
 _WIDE: Final = 8  # bytes of an item that jax narrows without jax_enable_x64, complex64 aside
 _ARRAYS: Final = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-_NUMBERS: Final = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +47,14 @@ class Request:
 
     Attributes:
       like: leaves, treedef and key paths of the tree to restore into; None for the saved one.
+      select: which leaves are wanted.
       shardings: None for the saved ones or those of `like`; "numpy"; a Sharding, or a
         prefix tree of them.
       casting: NumPy's word for what dtypes may become.
     """
 
     like: Like | None
+    select: Selection
     shardings: object
     casting: Casting
     devices: tuple[jax.Device, ...]
@@ -60,11 +71,11 @@ class Like:
     paths: list[str]
 
 
-def request(like: object, shardings: object, casting: object) -> Request:
+def request(like: object, select: object, shardings: object, casting: object) -> Request:
     """The request for these arguments, checked as far as they go without the checkpoint.
 
     Raises:
-      InvalidOption: `casting` or `shardings` is nothing that it can be.
+      InvalidOption: `casting`, `select` or `shardings` is nothing that it can be.
       UnsupportedLeaf: `like` cannot be flattened.
     """
     if isinstance(shardings, str) and shardings != "numpy":
@@ -77,6 +88,7 @@ def request(like: object, shardings: object, casting: object) -> Request:
         target = Like(leaves, treedef, structure.key_paths(like))
     return Request(
         like=target,
+        select=Selection(select),
         shardings=shardings,
         casting=parse_casting(casting),
         devices=tuple(jax.devices()),
@@ -85,22 +97,53 @@ def request(like: object, shardings: object, casting: object) -> Request:
     )
 
 
+class Placement(NamedTuple):
+    """What an array of a leaf becomes.
+
+    Attributes:
+      on_device: a jax Array, with `sharding`, or as jax places it where that is None.
+      dtype: what it is cast to, None to keep it.
+    """
+
+    on_device: bool = False
+    sharding: Sharding | None = None
+    dtype: np.dtype | None = None
+
+
 class Goal(NamedTuple):
     """What a saved leaf becomes.
 
     Attributes:
       leaf: its number in the manifest.
       finish: makes the leaf of its arrays.
-      on_device: whether its arrays become jax Arrays, with `sharding`, or as jax
-        places them by itself where that is None.
-      dtype: what its main array is cast to, None to keep it.
+      places: what its arrays become, by name; one that is not named stays on the host.
     """
 
     leaf: int
     finish: Callable[[Mapping[str, Array]], object]
-    on_device: bool = False
-    sharding: Sharding | None = None
-    dtype: np.dtype | None = None
+    places: Mapping[str, Placement] = {}  # it is a default, never written to
+
+
+class Matched(NamedTuple):
+    """The leaves to make, and what makes the tree of them, given by their numbers."""
+
+    goals: list[Goal]
+    tree: Callable[[Mapping[int, object]], object]
+
+
+def match(manifest: Manifest, request: Request, registry: Registry) -> Matched:
+    """What each leaf becomes.
+
+    Raises:
+      TreeMismatch: saved tree and request differ; lists every difference.
+    """
+    matching = _Matching(manifest, request, registry)
+    matched = matching.as_saved() if request.like is None else matching.into(request.like)
+    if matching.faults:
+        raise TreeMismatch(
+            "the saved tree is not the one asked for:\n  " + "\n  ".join(sorted(matching.faults))
+        )
+    return matched
 
 
 def _main_array(arrays: Mapping[str, Array]) -> object:
@@ -115,6 +158,10 @@ def _main_scalar(arrays: Mapping[str, Array]) -> object:
     return np.asarray(arrays[""])[()]
 
 
+def _decoded(handler: Handler, entry: LeafEntry, arrays: Mapping[str, Array]) -> object:
+    return handler.decode(forms.value(entry), arrays)
+
+
 @dataclass(slots=True)
 class _Matching:
     """Collects the goals of a load and every reason why it cannot be."""
@@ -124,113 +171,145 @@ class _Matching:
     registry: Registry
     faults: list[str] = field(default_factory=list)
 
-    def goals(self) -> list[Goal]:
-        """The goal of each leaf, in the order of the tree that is restored into."""
-        like = self.request.like
-        saved = {leaf.path: number for number, leaf in enumerate(self.manifest.leaves)}
-        if like is None:
-            structure.build(self.manifest.structure, range(len(saved)))  # or say that it cannot be
-            places = self._places(list(saved))
-            return [self._as_saved(*pair) for pair in enumerate(places)]
-        places = self._places(like.paths)
+    def as_saved(self) -> Matched:
+        """The saved tree, or what is selected of it."""
+        leaves = self.manifest.leaves
+        wanted = self.request.select.of([leaf.path for leaf in leaves], self._form)
+        chosen = [number for number, want in enumerate(wanted) if want]
+        self._refuse_strangers(set(chosen))
+        places = self._places([leaves[number].path for number in chosen])
+        goals = [self._as_saved(number, at) for number, at in zip(chosen, places, strict=True)]
+
+        def tree(values: Mapping[int, object]) -> object:
+            found = [values.get(number) for number in range(len(leaves))]
+            return structure.build(self.manifest.structure, found, lambda *_: None)
+
+        return Matched(goals, tree)
+
+    def _refuse_strangers(self, chosen: set[int]) -> None:
+        """Find fault with nodes whose class does not come back, if something in them is chosen."""
+        for node in structure.strangers(self.manifest.structure):
+            inside = leaf_indices(node)
+            if self.request.select.all or not chosen.isdisjoint(inside):
+                where = f"{self.manifest.leaves[inside[0]].path!r}: lies in " if inside else ""
+                self.faults.append(where + _stranger(node))
+
+    def into(self, like: Like) -> Matched:
+        """The tree of `like`, with what is selected of the saved one."""
+        leaves = self.manifest.leaves
+        numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+        targets = dict(zip(like.paths, like.leaves, strict=True))
+        paths = [*numbers, *(path for path in like.paths if path not in numbers)]
+        wanted = self.request.select.of(
+            paths, lambda n: self._form(n) if n < len(leaves) else targets[paths[n]]
+        )
+        chosen = {path for path, want in zip(paths, wanted, strict=True) if want}
+        asked_for = [path for path in like.paths if path in chosen]
         goals = []
-        for path, target, place in zip(like.paths, like.leaves, places, strict=True):
-            if path not in saved:
-                self.faults.append(f"{path!r}: asked for {_describe(target)}, not saved")
+        for path, place in zip(asked_for, self._places(asked_for), strict=True):
+            if path in numbers:
+                goals.append(self._as_target(numbers[path], targets[path], place))
             else:
-                goals.append(self._as_target(saved[path], target, place))
-        for path in saved.keys() - set(like.paths):
-            entry = self.manifest.leaves[saved[path]]
-            self.faults.append(f"{path!r}: saved {_saved(entry)}, not asked for")
-        return goals
+                self.faults.append(f"{path!r}: asked for {asked(targets[path])}, not saved")
+        for path in chosen - targets.keys():
+            self.faults.append(f"{path!r}: saved {saved(leaves[numbers[path]])}, not asked for")
 
-    def _places(self, paths: list[str]) -> list[object]:
-        """The sharding that the caller wants for the leaf at each path; None: nothing was said.
+        def tree(values: Mapping[int, object]) -> object:
+            found = [values[numbers[p]] if p in chosen else targets[p] for p in like.paths]
+            return jax.tree_util.tree_unflatten(like.treedef, found)
 
-        A prefix tree is matched by key paths, so that a namedtuple matches one of equal fields.
-        """
+        return Matched(goals, tree)
+
+    def _form(self, number: int) -> object:
+        return forms.form(self.manifest.leaves[number], self.registry, self.request.devices)
+
+    def _places(self, paths: Sequence[str]) -> list[object]:
+        """The sharding that the caller wants for the leaf at each path; None: nothing was said."""
         wanted = self.request.shardings
         if wanted is None or isinstance(wanted, str | Sharding):
             return [wanted] * len(paths)
-        said, _ = jax.tree_util.tree_flatten_with_path(wanted, is_leaf=lambda x: x is None)
-        prefixes = {structure.path_text(path): place for path, place in said}
-        for place in prefixes.values():
+        said = prefixes(wanted)
+        for place in said.values():
             if place is not None and not isinstance(place, Sharding):
                 raise InvalidOption(f"shardings holds a {type(place).__name__}, no Sharding")
-        used: set[str] = set()
-        places = []
-        for path in paths:
-            prefix = path
-            while prefix not in prefixes and prefix:
-                prefix = prefix.rpartition("/")[0]
-            if prefix not in prefixes:
-                raise TreeMismatch("shardings says nothing of this leaf", leaf=path)
-            used.add(prefix)
-            places.append(prefixes[prefix])
-        for prefix, place in prefixes.items():
-            if place is not None and prefix not in used:
+        chosen, unused = by_prefix(said, paths)
+        if None in chosen:
+            raise TreeMismatch(
+                "shardings says nothing of this leaf", leaf=paths[chosen.index(None)]
+            )
+        for prefix in unused if self.request.select.all else ():
+            if said[prefix] is not None:
                 raise TreeMismatch("shardings names what the tree does not hold", leaf=prefix)
-        return places
+        return [said[prefix] for prefix in chosen if prefix is not None]
 
     def _as_saved(self, number: int, place: object) -> Goal:
         entry = self.manifest.leaves[number]
-        handler = self.registry.named(entry.handler, entry.path)
-        finish = partial(handler.decode, entry.value)
-        saved = entry.arrays[0].sharding if entry.arrays else None
-        if saved is None or place == "numpy":
-            return Goal(number, finish)
-        dtype = DTYPES[entry.arrays[0].dtype]
-        return Goal(number, finish, True, self._place(entry, dtype, saved, place))
+        handler = self.registry.named(entry.handler)
+        if handler is None:
+            self.faults.append(
+                f"{entry.path!r}: no handler is named {entry.handler!r}; give it as handlers=, or "
+                "register its class (ckptmgr.register_leaf)"
+            )
+            return Goal(number, _main_array)
+        places = {
+            array.name: Placement(True, self._place(entry, array, DTYPES[array.dtype], place))
+            for array in entry.arrays
+            if array.sharding is not None and place != "numpy"
+        }
+        return Goal(number, partial(_decoded, handler, entry), places)
 
     def _place(
-        self, entry: LeafEntry, dtype: np.dtype, saved: ShardingEntry | None, place: object
+        self, entry: LeafEntry, array: ArrayEntry | None, dtype: np.dtype, place: object
     ) -> Sharding | None:
-        """`place` if it is a sharding, else the saved one if it can be had."""
+        """`place` if it is a sharding, else the saved one of `array` if it can be had."""
         if dtype.itemsize >= _WIDE and not self.request.x64 and NAMES[dtype] != "complex64":
             self.faults.append(
-                f"{entry.path!r}: saved {_saved(entry)}; jax holds {dtype.name} only with "
+                f"{entry.path!r}: saved {saved(entry)}; jax holds {dtype.name} only with "
                 "jax_enable_x64: switch it on, or load with shardings='numpy' or a narrower like="
             )
         if isinstance(place, Sharding):
             return place
-        return None if saved is None else shardings_on_disk.rebuild(saved, self.request.devices)
+        if array is None or array.sharding is None:
+            return None
+        return shardings_on_disk.rebuild(array.sharding, self.request.devices)
 
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
-        shape, dtype = _form(entry)
-        if isinstance(target, _ARRAYS):
-            wanted = target.dtype
-            if not isinstance(wanted, np.dtype) or wanted.newbyteorder("=") not in NAMES:
-                return self._fault(number, target)
-            if dtype is None or shape != target.shape or not self._castable(dtype, wanted):
+        found = forms.numbers(entry)
+        wanted: Any = getattr(target, "dtype", None)
+        kind: Any = target if isinstance(target, type) else type(target)
+        if isinstance(target, type) and issubclass(target, np.generic) and found is not None:
+            wanted = np.dtype(kind)
+            target = wanted.type()
+        if isinstance(target, _ARRAYS) and _is_number(wanted):
+            if found is None or found[0] != target.shape or not self._castable(found[1], wanted):
                 return self._fault(number, target)
             if not entry.arrays and not _fits(python_value(entry, {}), wanted):
                 return self._fault(number, target)
             return self._as_array(number, target, wanted, place)
-        kind: Any = type(target)  # one of the four numbers, or else
-        if kind in _NUMBERS:
-            if dtype is None or shape or not self._castable(dtype, np.dtype(_NUMBERS[kind])):
+        if kind in PYTHON_NUMBERS:
+            if found is None or found[0] or not self._castable(found[1], PYTHON_NUMBERS[kind]):
                 return self._fault(number, target)
             return Goal(number, partial(_number, kind, entry))
-        handler = self.registry.find(target)
-        if dtype is not None or handler is None or handler.name != entry.handler:
+        handler = self.registry.named(entry.handler)
+        if handler is not None and (
+            found is not None or not handler.accepts(self._form(number), target)
+        ):
             return self._fault(number, target)
-        return Goal(number, partial(handler.decode, entry.value))
+        return self._as_saved(number, place or _sharding_of(target))
 
-    def _as_array(self, number: int, target: object, dtype: np.dtype, place: object) -> Goal:
+    def _as_array(self, number: int, target: Any, dtype: np.dtype, place: object) -> Goal:
         """The goal of a leaf that becomes an array of the target's kind."""
+        on_host = {"": Placement(dtype=dtype)}
         if isinstance(target, np.generic):
-            return Goal(number, _main_scalar, dtype=dtype)
-        if isinstance(target, np.ndarray) or place == "numpy":
-            return Goal(number, _main_array, dtype=dtype)
-        entry, saved = self.manifest.leaves[number], None
-        if isinstance(target, jax.Array):
-            # An array that jax placed by itself stays free to move with what it meets.
-            place = place or (target.sharding if target.committed else None)
-        elif isinstance(target, jax.ShapeDtypeStruct):
-            place = place or target.sharding
-            saved = entry.arrays[0].sharding if entry.arrays else None
-        return Goal(number, _main_array, True, self._place(entry, dtype, saved, place), dtype)
+            return Goal(number, _main_scalar, on_host)
+        if isinstance(target, np.ndarray | NumpyStruct) or place == "numpy":
+            return Goal(number, _main_array, on_host)
+        entry = self.manifest.leaves[number]
+        # An array that jax placed by itself stays free to move with what it meets.
+        array = forms.main(entry) if isinstance(target, jax.ShapeDtypeStruct) else None
+        wanted = self._place(entry, array, dtype, place or _sharding_of(target))
+        return Goal(number, _main_array, {"": Placement(True, wanted, dtype)})
 
     def _castable(self, source: np.dtype, target: np.dtype) -> bool:
         native = target.newbyteorder("=")  # bytes are swapped by whoever assigns them
@@ -239,50 +318,34 @@ class _Matching:
     def _fault(self, number: int, target: object) -> Goal:
         entry = self.manifest.leaves[number]
         self.faults.append(
-            f"{entry.path!r}: saved {_saved(entry)}, asked for {_describe(target)}"
+            f"{entry.path!r}: saved {saved(entry)}, asked for {asked(target)}"
             f" (casting={self.request.casting!r})"
         )
         return Goal(number, lambda _: None)
 
 
-def match(manifest: Manifest, request: Request, registry: Registry) -> list[Goal]:
-    """What each leaf becomes, in the order of the tree that is restored into. Pure.
-
-    Raises:
-      TreeMismatch: saved tree and request differ; lists every difference.
-    """
-    matching = _Matching(manifest, request, registry)
-    goals = matching.goals()
-    if matching.faults:
-        raise TreeMismatch(
-            "the saved tree is not the one asked for:\n  " + "\n  ".join(sorted(matching.faults))
+def _stranger(node: CustomNode | RegisteredNode) -> str:
+    if isinstance(node, RegisteredNode):
+        return (
+            f"a node registered as {node.name!r}, of no class that is registered here: register "
+            "it again (ckptmgr.register_node), or give a tree of the same structure as like="
         )
-    return goals
+    return (
+        f"a {node.name}, a class that only jax can flatten: give a tree of the same structure as "
+        "like=, or register the class (ckptmgr.register_node) before it is saved"
+    )
 
 
-def describe(manifest: Manifest, like: Like | None) -> object:
-    """The saved tree with a `jax.ShapeDtypeStruct` for each array, in the structure of `like`."""
-    forms = {
-        leaf.path: jax.ShapeDtypeStruct(leaf.arrays[0].shape, DTYPES[leaf.arrays[0].dtype])
-        if leaf.arrays
-        else leaf.value
-        for leaf in manifest.leaves
-    }
-    if like is not None:
-        return jax.tree_util.tree_unflatten(like.treedef, [forms.get(path) for path in like.paths])
-    with contextlib.suppress(TreeMismatch):  # a class that comes back through `like` alone
-        return structure.build(manifest.structure, list(forms.values()))
-    return forms
+def _sharding_of(target: Any) -> Sharding | None:
+    if isinstance(target, jax.Array):
+        place = target.sharding if target.committed else None
+    else:
+        place = getattr(target, "sharding", None)
+    return place if isinstance(place, NamedSharding | SingleDeviceSharding) else None
 
 
-def _form(entry: LeafEntry) -> tuple[Shape | None, np.dtype | None]:
-    """Shape and dtype of a leaf that is a number or an array of them; None twice for others."""
-    if entry.handler == "bytes":
-        return None, None
-    if entry.arrays:
-        return entry.arrays[0].shape, DTYPES[entry.arrays[0].dtype]
-    value = python_value(entry, {})
-    return ((), np.dtype(_NUMBERS[type(value)])) if type(value) in _NUMBERS else (None, None)
+def _is_number(dtype: object) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.newbyteorder("=") in NAMES
 
 
 def _fits(value: Any, dtype: np.dtype) -> bool:
@@ -292,22 +355,3 @@ def _fits(value: Any, dtype: np.dtype) -> bool:
     except (OverflowError, ValueError, TypeError):
         return False
     return not (isinstance(value, int) and jnp.issubdtype(dtype, jnp.integer)) or int(item) == value
-
-
-def python_value(entry: LeafEntry, arrays: Mapping[str, Array]) -> object:
-    """The Python value of a scalar leaf."""
-    return np.asarray(arrays[""]).item() if arrays else from_json(entry.value)
-
-
-def _saved(entry: LeafEntry) -> str:
-    shape, dtype = _form(entry)
-    if entry.arrays and dtype is not None:
-        return f"{dtype.name}[{','.join(map(str, shape or ()))}]"
-    return entry.handler if entry.handler != "python" else type(python_value(entry, {})).__name__
-
-
-def _describe(target: object) -> str:
-    shape = getattr(target, "shape", None)
-    if shape is None:
-        return type(target).__name__
-    return f"{getattr(target, 'dtype', '?')}[{','.join(map(str, shape))}]"

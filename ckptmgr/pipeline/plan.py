@@ -10,73 +10,50 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import jax
 import numpy as np
 
-from ckptmgr.errors import UnsupportedLeaf
+from ckptmgr.errors import InvalidOption, UnsupportedLeaf
 from ckptmgr.format import keypath, zarr
+from ckptmgr.format.chunks import CHUNK_BYTES
 from ckptmgr.format.manifest import (
     ALIGNMENT,
     ArrayEntry,
     Grid,
+    LeafEntry,
     Node,
     Pack,
     PackedBox,
     ShardingEntry,
 )
+from ckptmgr.format.scalar import JSON, to_json
 from ckptmgr.format.step import ARRAYS, PACKS
-from ckptmgr.format.zarr import CHUNK_BYTES, Shape
-from ckptmgr.tree import sharding, structure
+from ckptmgr.format.zarr import RAW, Codec, Shape
+from ckptmgr.pipeline import layout
+from ckptmgr.pipeline.layout import Box, File, Layout
+from ckptmgr.pipeline.leaf_options import NO_RULES, LeafOptions, LeafRules
+from ckptmgr.tree import structure
+from ckptmgr.tree.builtin import NUMBERS
+from ckptmgr.tree.casting import can_cast
 from ckptmgr.tree.handlers import Array, Handler
-from ckptmgr.tree.registry import Registry, unsupported
+from ckptmgr.tree.refusal import contested, refuse, unstorable
+from ckptmgr.tree.registry import Registry
 from ckptmgr.tree.structure import PyTreeDef
 
-# Several to a byte on the device: jax unpacks them, and so copies, for every host array.
-_UNPACKED: Final = frozenset({"int2", "int4", "uint2", "uint4", "float4_e2m1fn"})
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """One data file: a chunk of an array of its own, or of the pack.
-
-    `spans` are the parts of its bytes that have a digest, `slot` the number of the first.
-    `nbytes` is its length on disk without the checksum: data, then zeros.
-    """
-
-    path: str
-    nbytes: int
-    slot: int
-    spans: tuple[tuple[int, int], ...]
-
-
-class Cut(NamedTuple):
-    """A chunk of a box: its file, and its part of the box, as slices and as a run of bytes."""
-
-    file: File
-    part: tuple[slice, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A part of an array that lies on one device, and the files that its chunks go to.
-
-    `shard` is its index among the addressable shards; None: the whole array, gathered.
-    """
-
-    shard: int | None
-    index: tuple[slice, ...]
-    chunks: tuple[Cut, ...] = ()
-    nbytes: int = 0
+Arrays = Mapping[str, Array]
+_PACK: Final = 0  # the number of the pack, where a checkpoint is not added to
 
 
 class PlannedArray(NamedTuple):
-    """Where an array of a leaf goes: into files of its own, or `offset` bytes into the pack."""
+    """Where an array of a leaf goes: into files of its own, or `offset` bytes into the pack.
+
+    `dtype` and `nbytes` are what is stored. `viewable`: the host can see the array's memory
+    without a copy. `raw`: each chunk is stored as a run of the bytes in memory.
+    """
 
     leaf: int
     name: str
@@ -85,20 +62,25 @@ class PlannedArray(NamedTuple):
     nbytes: int
     sharding: ShardingEntry | None
     viewable: bool
+    raw: bool
     boxes: tuple[Box, ...]
-    slot: int = 0
+    slot: int
     chunk: Shape | None = None
+    codec: Codec = RAW
     offset: int = 0
 
-    def entry(self, digests: Sequence[str]) -> ArrayEntry:
+    def entry(self, digests: Sequence[str], pack: int) -> ArrayEntry:
         """What the manifest says of it, given the digests of all slots."""
-        place: dict[str, object] = {}
+        grid: Grid | None = None
+        packed: tuple[PackedBox, ...] = ()
         if self.chunk is not None:
             count = zarr.cells(self.shape, self.chunk)
-            place["grid"] = Grid(self.chunk, tuple(digests[self.slot : self.slot + count]))
+            grid = Grid(self.chunk, tuple(digests[self.slot : self.slot + count]), self.codec)
         elif self.nbytes:
-            place["packed"] = (PackedBox(0, self.offset, digests[self.slot]),)
-        return ArrayEntry(zarr.NAMES[self.dtype], self.shape, self.name, self.sharding, **place)  # type: ignore[arg-type]  # the two fields above
+            packed = (PackedBox(pack, self.offset, digests[self.slot]),)
+        return ArrayEntry(
+            zarr.NAMES[self.dtype], self.shape, self.name, self.sharding, grid, packed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +103,24 @@ class Plan:
     pack_files: tuple[File, ...]
     slot_leaf: tuple[int, ...]
     nbytes: int
-    treedef: PyTreeDef
 
-    def describe(self) -> object:
-        """The tree with a `jax.ShapeDtypeStruct` for each array, else the handler's name."""
-        leaves = [
-            jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype) if arrays else handler.name
-            for arrays, handler in zip(self.arrays, self.handlers, strict=True)
-        ]
-        return jax.tree_util.tree_unflatten(self.treedef, leaves)
+    def entries(self, values: Sequence[JSON], digests: Sequence[str]) -> tuple[LeafEntry, ...]:
+        """What the manifest says of each leaf."""
+        pack = self.pack.process if self.pack else _PACK
+        return tuple(
+            LeafEntry(path, handler.name, value, tuple(a.entry(digests, pack) for a in arrays))
+            for path, handler, value, arrays in zip(
+                self.paths, self.handlers, values, self.arrays, strict=True
+            )
+        )
+
+
+class Planned(NamedTuple):
+    """A plan, and of one tree what it does not depend on: each leaf's arrays and its JSON."""
+
+    plan: Plan
+    arrays: list[Arrays]
+    values: list[JSON]
 
 
 class Planner:
@@ -138,112 +129,168 @@ class Planner:
     Args:
       registry: the handlers.
       pack_below: arrays of fewer bytes than this go into the pack.
+      rules: the options of the leaves that do not take the default.
+      pack: the number of the pack.
     """
 
     _KEPT = 4
 
-    def __init__(self, registry: Registry, pack_below: int) -> None:
+    def __init__(
+        self, registry: Registry, pack_below: int, rules: LeafRules = NO_RULES, pack: int = _PACK
+    ) -> None:
         self._registry = registry
         self._pack_below = pack_below
+        self._rules = rules
+        self._pack = pack
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
 
-    def plan(self, tree: object) -> tuple[Plan, list[object]]:
-        """The plan for a tree, and its leaves.
+    def plan(self, tree: object) -> Planned:
+        """The plan for a tree, with what each leaf is encoded as.
 
         Raises:
           UnsupportedLeaf: something in it cannot be stored; the error has its path.
+          InvalidOption: the options of a leaf do not fit it.
+          TreeMismatch: a glob of the options matches no leaf.
         """
         leaves, treedef = structure.flatten(tree)
-        candidate = self._registry.candidate
-        keys: list[Hashable] = []
-        for leaf in leaves:
-            handler = candidate(leaf)
-            keys.append(handler and (handler, handler.key(leaf)))
-        # Its text too: to Python, and so to a treedef, the keys 1, True and 1.0 are the same.
-        key = (treedef, repr(treedef), tuple(keys))
+        handlers, arrays, values, form = self._encode(tree, leaves)
+        # The treedef's text too: to Python, and so to it, the keys 1, True and 1.0 are the same.
+        key = (treedef, repr(treedef), form)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._make(tree, leaves, treedef)
+            plan = self._plans[key] = self._make(tree, leaves, treedef, handlers, arrays)
             if len(self._plans) > self._KEPT:
                 self._plans.popitem(last=False)
-        return plan, leaves
+        return Planned(plan, arrays, values)
 
-    def _make(self, tree: object, leaves: list[object], treedef: PyTreeDef) -> Plan:
+    def _encode(
+        self, tree: object, leaves: list[object]
+    ) -> tuple[list[Handler], list[Arrays], list[JSON], tuple[Hashable, ...]]:
+        """Each leaf's handler, arrays and JSON; and of all of them what a plan depends on."""
+        find = self._registry.find
+        handlers: list[Handler] = []
+        arrays: list[Arrays] = []
+        values: list[JSON] = []
+        form: list[Hashable] = []
+        try:
+            for leaf in leaves:
+                handler = find(leaf) or refuse(leaf)
+                value, own = handler.encode(leaf)
+                form.append(handler)
+                for name, array in own.items():
+                    if type(array) is np.ndarray:
+                        form += (name, array.dtype, array.shape)
+                    else:
+                        form += (name, array.aval, array.sharding)  # type: ignore[union-attr]  # a jax.Array, or told so below
+                values.append(None if value is None else to_json(value))
+                handlers.append(handler)
+                arrays.append(own)
+        except Exception as error:
+            number = len(handlers)
+            raise unstorable(leaves[number], _path(tree, number), error) from error
+        return handlers, arrays, values, tuple(form)
+
+    def _make(
+        self,
+        tree: object,
+        leaves: list[object],
+        treedef: PyTreeDef,
+        handlers: list[Handler],
+        arrays: list[Arrays],
+    ) -> Plan:
         paths = structure.key_paths(tree)
-        handlers = []
-        for leaf, path in zip(leaves, paths, strict=True):
-            handler = self._registry.find(leaf)
-            if handler is None:
-                raise unsupported(leaf, path)
-            handlers.append(handler)
-        draft = _Draft(paths, self._pack_below)
-        for number, (leaf, handler) in enumerate(zip(leaves, handlers, strict=True)):
-            for name, array in handler.arrays(leaf).items():
-                draft.add(number, name, array)
-        return draft.finish(treedef, tuple(handlers))
+        for leaf, handler, path in zip(leaves, handlers, paths, strict=True):
+            other = self._registry.rival(leaf, handler)
+            if other is not None:
+                raise contested(leaf, path, handler, other)
+        draft = _Draft(paths, handlers, self._pack_below, self._pack)
+        for number, (own, options) in enumerate(zip(arrays, self._rules.of(paths), strict=True)):
+            for name, array in own.items():
+                draft.add(number, name, array, options)
+        return draft.finish(structure.describe(tree, treedef))
+
+
+def _path(tree: object, number: int) -> str:
+    return structure.path_text(jax.tree_util.tree_flatten_with_path(tree)[0][number][0])
 
 
 class _Draft:
     """A plan in the making. The slots of what is packed come after all others, in pack order."""
 
-    def __init__(self, paths: list[str], pack_below: int) -> None:
+    def __init__(
+        self, paths: list[str], handlers: list[Handler], pack_below: int, pack: int
+    ) -> None:
         self._paths = paths
+        self._handlers = handlers
         self._pack_below = pack_below
+        self._pack = pack
         self._arrays: list[list[PlannedArray]] = [[] for _ in paths]
-        self._small: list[tuple[PlannedArray, int]] = []  # and its place among its leaf's arrays
-        self._layouts: dict[Hashable, _Layout] = {}
+        self._small: list[tuple[int, str, np.dtype, int, Layout]] = []
+        self._layouts: dict[Hashable, Layout] = {}
         self._slot_leaf: list[int] = []
         self._directories: dict[str, str] = {}
 
-    def add(self, leaf: int, name: str, array: Array) -> None:
+    def add(self, leaf: int, name: str, array: Array, options: LeafOptions) -> None:
         """Place an array: nowhere if it is empty, else in the pack or in chunks of its own."""
-        dtype, shape = np.dtype(array.dtype).newbyteorder("="), tuple(array.shape)
-        layout = self._layout(array, shape, self._paths[leaf])
-        nbytes = math.prod(shape) * dtype.itemsize
-        planned = PlannedArray(
-            leaf, name, dtype, shape, nbytes, layout.sharding, layout.viewable, layout.boxes
-        )
-        if 0 < nbytes < self._pack_below:
-            self._small.append((planned, len(self._arrays[leaf])))
-        elif nbytes:
-            planned = self._chunked(planned, layout.shard)
-            self._slot_leaf.extend([leaf] * zarr.cells(shape, planned.chunk or ()))
+        laid = self._layout(array, self._paths[leaf])
+        dtype, nbytes = laid.dtype, laid.nbytes
+        if options.dtype is not None:
+            dtype = self._stored_as(leaf, laid.dtype, options)
+            nbytes = math.prod(laid.shape) * dtype.itemsize
+        if nbytes and options.packed(nbytes, self._pack_below, self._paths[leaf]):
+            self._small.append((leaf, name, dtype, nbytes, laid))
+            return
+        planned = _placed(leaf, name, dtype, nbytes, laid, len(self._slot_leaf))
+        if nbytes:
+            planned = self._chunked(planned, laid, options)
+            self._slot_leaf.extend([leaf] * zarr.cells(laid.shape, planned.chunk or ()))
         self._arrays[leaf].append(planned)
 
-    def _layout(self, array: Array, shape: Shape, path: str) -> _Layout:
+    def _layout(self, array: Array, path: str) -> Layout:
         """The layout of an array, looked up where many are alike."""
-        if not isinstance(array, jax.Array):
-            return _on_host(shape)
-        key = (array.sharding, array.dtype, shape)
+        key = (array.sharding if isinstance(array, jax.Array) else None, array.dtype, array.shape)
         found = self._layouts.get(key)
         if found is None:
-            found = self._layouts[key] = _on_devices(array, path)
+            found = self._layouts[key] = layout.of(array, path)
         return found
 
-    def _chunked(self, array: PlannedArray, shard: Shape) -> PlannedArray:
+    def _stored_as(self, leaf: int, dtype: np.dtype, options: LeafOptions) -> np.dtype:
+        target = options.stored_as(dtype)
+        if self._handlers[leaf].name not in NUMBERS or not can_cast(dtype, target, "same_kind"):
+            raise InvalidOption(
+                f"a leaf of {self._handlers[leaf].name}, {dtype.name}, cannot be stored as "
+                f"{target.name}; narrow the glob of this option",
+                leaf=self._paths[leaf],
+            )
+        return target
+
+    def _chunked(self, array: PlannedArray, laid: Layout, options: LeafOptions) -> PlannedArray:
         path = self._paths[array.leaf]
-        directory = keypath.directory(path, array.name)
-        other = self._directories.setdefault(directory, path)
+        name = keypath.directory(path, array.name)
+        other = self._directories.setdefault(name, path)
         if other != path:
             raise UnsupportedLeaf(f"its directory is that of {other!r}; rename one", leaf=path)
-        chunk = zarr.chunk_shape(array.shape, shard, array.dtype.itemsize)
-        array = array._replace(chunk=chunk, slot=len(self._slot_leaf))
-        boxes = tuple(_cut(array, box, chunk, f"{ARRAYS}/{directory}") for box in array.boxes)
-        return array._replace(boxes=boxes)
+        itemsize = array.dtype.itemsize
+        chunk, codec = options.chunks(laid.shape, laid.shard, itemsize, path)
+        boxes = layout.cut(laid, itemsize, chunk, f"{ARRAYS}/{name}", array.slot)
+        raw = array.raw and codec == RAW and all(box.runs for box in boxes)
+        return array._replace(chunk=chunk, codec=codec, boxes=boxes, raw=raw)
 
-    def finish(self, treedef: PyTreeDef, handlers: tuple[Handler, ...]) -> Plan:
+    def finish(self, described: Node) -> Plan:
         """Fill the pack and put everything together."""
-        pack, offsets = fill_pack([array.nbytes for array, _ in self._small])
-        placed: list[PlannedArray] = []
-        for (array, place), offset in zip(self._small, offsets, strict=True):
-            placed.append(array._replace(offset=offset, slot=len(self._slot_leaf)))
-            self._arrays[array.leaf][place] = placed[-1]
+        pack, offsets = fill_pack([nbytes for _, _, _, nbytes, _ in self._small], self._pack)
+        first = len(self._slot_leaf)
+        placed = [
+            _placed(*small, first + number, offset)
+            for number, (small, offset) in enumerate(zip(self._small, offsets, strict=True))
+        ]
+        for array in placed:
+            self._arrays[array.leaf].append(array)
             self._slot_leaf.append(array.leaf)
         return Plan(
-            treedef=treedef,
-            structure=structure.describe(treedef),
+            structure=described,
             paths=tuple(self._paths),
-            handlers=handlers,
+            handlers=tuple(self._handlers),
             arrays=tuple(map(tuple, self._arrays)),
             own=tuple(array for leaf in self._arrays for array in leaf if array.chunk is not None),
             packed=tuple(placed),
@@ -254,7 +301,17 @@ class _Draft:
         )
 
 
-def fill_pack(sizes: Sequence[int]) -> tuple[Pack | None, list[int]]:
+def _placed(
+    leaf: int, name: str, dtype: np.dtype, nbytes: int, laid: Layout, slot: int, offset: int = 0
+) -> PlannedArray:
+    raw, shape = dtype == laid.dtype, laid.shape
+    return PlannedArray(
+        leaf, name, dtype, shape, nbytes, laid.sharding, laid.viewable, raw, laid.boxes, slot,
+        offset=offset,
+    )  # fmt: skip
+
+
+def fill_pack(sizes: Sequence[int], number: int = _PACK) -> tuple[Pack | None, list[int]]:
     """Where arrays of these sizes lie in the pack: aligned, in order, none across two chunks.
 
     With n = ceil(total / 16 MiB) chunks, each is filled until it holds total / n: n
@@ -272,7 +329,7 @@ def fill_pack(sizes: Sequence[int]) -> tuple[Pack | None, list[int]]:
         starts.append((len(fills) - 1, fills[-1]))
         fills[-1] += size
     chunk = max(fills)
-    pack = Pack(process=0, nbytes=(len(fills) - 1) * chunk + fills[-1], chunk=chunk)
+    pack = Pack(process=number, nbytes=(len(fills) - 1) * chunk + fills[-1], chunk=chunk)
     return pack, [cell * chunk + start for cell, start in starts]
 
 
@@ -292,79 +349,3 @@ def _pack_files(pack: Pack | None, arrays: Sequence[PlannedArray]) -> tuple[File
         )
         for cell, members in inside.items()
     )
-
-
-class _Layout(NamedTuple):
-    """How an array lies in memory: its boxes, their edges, and whether they can be viewed."""
-
-    sharding: ShardingEntry | None
-    viewable: bool
-    boxes: tuple[Box, ...]
-    shard: Shape
-
-
-def _on_host(shape: Shape) -> _Layout:
-    return _Layout(None, False, (Box(None, tuple(slice(0, n) for n in shape)),), shape)
-
-
-def _on_devices(array: jax.Array, path: str) -> _Layout:
-    shape = tuple(array.shape)
-    whole = tuple(slice(0, n) for n in shape)
-    if not array.is_fully_addressable:
-        raise UnsupportedLeaf(
-            "this array lies on devices of other processes too; saving from several processes "
-            "is not supported by this version",
-            leaf=path,
-        )
-    entry = sharding.describe(array.sharding)
-    viewable = (
-        sharding.platform(array.sharding) == "cpu" and np.dtype(array.dtype).name not in _UNPACKED
-    )
-    if array.is_fully_replicated:
-        return _Layout(entry, viewable, (Box(0, whole),), shape)
-    boxes = tuple(
-        Box(
-            number, tuple(slice(*s.indices(n)[:2]) for s, n in zip(shard.index, shape, strict=True))
-        )
-        for number, shard in enumerate(array.addressable_shards)
-        if shard.replica_id == 0
-    )
-    edges = tuple(array.sharding.shard_shape(shape))
-    if all(_on_grid(box.index, edges) for box in boxes):
-        return _Layout(entry, viewable, boxes, edges)
-    return _Layout(entry, False, (Box(None, whole),), shape)
-
-
-def _on_grid(index: tuple[slice, ...], edges: Shape) -> bool:
-    """Whether a box is one full cell of a grid of these edges."""
-    return all(
-        s.start % edge == 0 and s.stop - s.start == edge
-        for s, edge in zip(index, edges, strict=True)
-        if edge
-    )
-
-
-def _cut(array: PlannedArray, box: Box, chunk: Shape, directory: str) -> Box:
-    """The box with the files of its chunks; each chunk is one contiguous run of the box."""
-    counts = [math.ceil(n / edge) for n, edge in zip(array.shape, chunk, strict=True)]
-    extent = tuple(s.stop - s.start for s in box.index)
-    chunks: list[Cut] = []
-    end = 0
-    for cell in zarr.grid(extent, chunk):
-        index = [
-            (s.start + start) // edge
-            for s, start, edge in zip(box.index, cell.start, chunk, strict=True)
-        ]
-        linear = 0
-        for i, count in zip(index, counts, strict=True):
-            linear = linear * count + i
-        file = File(
-            path=f"{directory}/{'.'.join(('c', *map(str, index)))}",
-            nbytes=math.prod(chunk) * array.dtype.itemsize,
-            slot=array.slot + linear,
-            spans=((0, math.prod(cell.shape) * array.dtype.itemsize),),
-        )
-        part = tuple(slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
-        start, end = end, end + file.spans[0][1]
-        chunks.append(Cut(file, part, start, end))
-    return replace(box, chunks=tuple(chunks), nbytes=end)

@@ -1,13 +1,15 @@
 """The read stage: the files of a step become arrays on the host, every byte checked.
 
 A large array is read chunk by chunk straight into the aligned buffer that jax then
-takes over without a copy; a pack is read whole and its leaves are parts of that one
-buffer. A buffer counts against the limit until its arrays have been handed over.
+takes over without a copy; of a pack the ranges that are wanted, and its leaves are
+parts of one buffer. A buffer counts against the limit until its arrays have been
+handed over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 from collections import defaultdict
@@ -15,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,11 +37,13 @@ from ckptmgr.format.manifest import (
     decode_record,
 )
 from ckptmgr.format.step import ARRAYS, COMMIT_RECORD, MANIFEST, PACKS
-from ckptmgr.format.zarr import Shape
+from ckptmgr.format.zarr import RAW
 from ckptmgr.limiter import ByteLimiter, Lease
+from ckptmgr.pipeline import codec
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
 
+_GAP: Final = 512  # bytes; the padding of small arrays is less than 64
 Found = Mapping[tuple[int, str], np.ndarray]  # by leaf and array name
 
 
@@ -54,17 +58,19 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One file to read: its first bytes go to `target`, where each span has a digest.
+    """A range of one file to read: it goes to `target`, where each span has a digest.
 
     Where the file's bytes are no contiguous run of the array, `target` is None: they are
-    read aside and copied to `cell`.
+    read aside, decoded where they have a codec, and copied to `cell`.
     """
 
     key: str
-    size: int
+    size: int  # of the whole file; with a codec, the most that it can be
     checks: tuple[tuple[int, int, str, str], ...]  # start, stop, digest, leaf path
     target: memoryview | None
     cell: np.ndarray
+    offset: int = 0
+    grid: Grid | None = None  # given where it has a codec
 
 
 @dataclass(slots=True)
@@ -165,10 +171,12 @@ class Reader:
 
     def _own(self, want: Wanted, grid: Grid) -> _Request:
         """A large array: a buffer of its own, and one part a chunk."""
-        entry = want.entry
+        entry, raw = want.entry, grid.codec == RAW
         dtype = zarr.DTYPES[entry.dtype]
         stored = math.prod(grid.chunk) * dtype.itemsize
-        aside = 0 if _is_run(entry.shape, grid.chunk) else self._storage.read_tasks * stored
+        size = stored + zarr.CHECKSUM_BYTES if raw else zarr.longest(grid.chunk, stored, grid.codec)
+        run = raw and zarr.is_run(entry.shape, grid.chunk)
+        aside = 0 if run else self._storage.read_tasks * (stored if raw else 2 * stored + size)
         directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"
 
         def make(lease: Lease) -> _Group:
@@ -181,65 +189,99 @@ class Reader:
                 parts.append(
                     _Part(
                         key=f"{directory}/{cell.key}",
-                        size=stored + zarr.CHECKSUM_BYTES,
+                        size=size,
                         checks=((0, region.nbytes, proof, want.path),),
-                        target=_bytes(region) if region.flags.c_contiguous else None,
+                        target=_bytes(region) if raw and region.flags.c_contiguous else None,
                         cell=region,
+                        grid=None if raw else grid,
                     )
                 )
             return _Group({(want.leaf, entry.name): whole}, parts, lease, len(parts))
 
         return _Request(want.nbytes + aside, make)
 
-    def _pack(self, pack: Pack, cell: int, members: Sequence[Wanted]) -> _Request:
-        """One chunk of a pack: a buffer that all its arrays are parts of, and one part."""
+    def _pack(self, pack: Pack, cell: int, members: list[Wanted]) -> _Request:
+        """One chunk of a pack: a buffer that all its arrays are parts of, and one part a range."""
+        members.sort(key=lambda want: want.entry.packed[0].offset)
+        ranges = _ranges([(w.entry.packed[0].offset % pack.chunk, w.nbytes) for w in members])
 
         def make(lease: Lease) -> _Group:
-            buffer = aligned(pack.chunk)
-            found, checks = {}, []
-            for want in members:
-                entry, box = want.entry, want.entry.packed[0]
-                start = box.offset % pack.chunk
-                span = buffer[start : start + want.nbytes]
-                dtype = zarr.DTYPES[entry.dtype]
-                found[want.leaf, entry.name] = span.view(dtype).reshape(entry.shape)
-                checks.append((start, start + want.nbytes, box.digest, want.path))
-            part = _Part(
-                key=f"{self._name}/{PACKS}/{pack.process}/c.{cell}",
-                size=pack.chunk + zarr.CHECKSUM_BYTES,
-                checks=tuple(checks),
-                target=_bytes(buffer),
-                cell=buffer,
+            buffer = aligned(
+                sum(-(-(stop - start) // ALIGNMENT) * ALIGNMENT for start, stop, _ in ranges)
             )
-            return _Group(found, [part], lease, 1)
+            found: dict[tuple[int, str], np.ndarray] = {}
+            parts, waiting, end = [], iter(members), 0
+            for start, stop, count in ranges:
+                target = buffer[end : end + stop - start]
+                end += -(-(stop - start) // ALIGNMENT) * ALIGNMENT
+                checks = []
+                for want in itertools.islice(waiting, count):
+                    entry, box = want.entry, want.entry.packed[0]
+                    first = box.offset % pack.chunk - start
+                    checks.append((first, first + want.nbytes, box.digest, want.path))
+                    span = target[first : first + want.nbytes].view(zarr.DTYPES[entry.dtype])
+                    found[want.leaf, entry.name] = span.reshape(entry.shape)
+                parts.append(
+                    _Part(
+                        key=f"{self._name}/{PACKS}/{pack.process}/c.{cell}",
+                        size=pack.chunk + zarr.CHECKSUM_BYTES,
+                        checks=tuple(checks),
+                        target=_bytes(target),
+                        cell=target,
+                        offset=start,
+                    )
+                )
+            return _Group(found, parts, lease, len(parts))
 
-        return _Request(pack.chunk, make)
+        return _Request(sum(stop - start + ALIGNMENT for start, stop, _ in ranges), make)
 
     def _fill(self, part: _Part) -> None:
-        """Read one file and check it.
+        """Read a range of one file and check it.
 
         Raises:
           DamagedStep: it is missing, cut, or its bytes are not those that were saved.
         """
-        target = part.target
-        if target is None:
-            target = _bytes(np.empty(part.cell.shape, part.cell.dtype))
+        file, leaf = f"{self._storage.root}/{part.key}", part.checks[0][3]
         try:
-            self._storage.read_into(part.key, target, offset=0, size=part.size)
+            target = self._read(part)
         except (MissingFile, TruncatedFile) as error:
-            leaf = part.checks[0][3]
             raise DamagedStep(
                 f"a data file: {error.message}", leaf=leaf, file=error.file
             ) from error
+        except ValueError as error:  # a codec's
+            raise DamagedStep(f"a data file: {error}", leaf=leaf, file=file) from error
         wrong = _first_wrong(target, part.checks)
         if wrong is not None:
-            raise DamagedStep(
-                "the bytes read are not the bytes saved",
-                leaf=wrong,
-                file=f"{self._storage.root}/{part.key}",
-            )
+            raise DamagedStep("the bytes read are not the bytes saved", leaf=wrong, file=file)
         if part.target is None:
             part.cell[...] = np.frombuffer(target, part.cell.dtype).reshape(part.cell.shape)
+
+    def _read(self, part: _Part) -> memoryview:
+        """The bytes of a part, in its target if it has one."""
+        if part.grid is not None:
+            data = self._storage.read(part.key, part.size)
+            cell, grid = part.cell, part.grid
+            return _bytes(codec.decode(data, cell.shape, cell.dtype, grid.chunk, grid.codec))
+        target = part.target
+        if target is None:
+            target = _bytes(np.empty(part.cell.shape, part.cell.dtype))
+        self._storage.read_into(part.key, target, offset=part.offset, size=part.size)
+        return target
+
+
+def _ranges(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """What to read of a file for these spans, offset and length in order: start, stop, how many.
+
+    A gap of up to `_GAP` bytes is read over: another call to the store costs more than that.
+    """
+    found: list[tuple[int, int, int]] = []
+    for offset, nbytes in spans:
+        if found and offset - found[-1][1] <= _GAP:
+            start, stop, count = found[-1]
+            found[-1] = (start, max(stop, offset + nbytes), count + 1)
+        else:
+            found.append((offset, offset + nbytes, 1))
+    return found
 
 
 class _Source:
@@ -292,12 +334,6 @@ class _Source:
             group = request.make(lease)
             for part in group.parts:
                 yield group, part
-
-
-def _is_run(shape: Shape, chunk: Shape) -> bool:
-    """Whether each chunk is one run of the array: full in all axes after the first cut."""
-    cut = next((axis for axis, edge in enumerate(chunk) if edge > 1), len(chunk))
-    return all(edge >= n for edge, n in zip(chunk[cut + 1 :], shape[cut + 1 :], strict=True))
 
 
 def aligned(nbytes: int) -> np.ndarray:

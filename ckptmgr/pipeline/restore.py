@@ -11,23 +11,26 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import anyio.to_thread
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from ckptmgr.errors import DamagedStep, MissingFile, NoSuchStep
+from ckptmgr.errors import DamagedStep, MissingFile, NoSuchStep, UndecodableLeaf
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.zarr import DTYPES
 from ckptmgr.future import LoadFuture, Progress
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.pipeline.match import Goal, Request, describe, match, python_value
+from ckptmgr.pipeline.forms import describe, python_value
+from ckptmgr.pipeline.match import Goal, Placement, Request, match
 from ckptmgr.pipeline.read import Found, Reader, Wanted, read_manifest, read_record
 from ckptmgr.storage.base import Storage
-from ckptmgr.tree import structure
 from ckptmgr.tree.handlers import Array
 from ckptmgr.tree.registry import Registry
+
+_ON_HOST: Final = Placement()
 
 
 async def load(
@@ -47,18 +50,19 @@ async def load(
       UnsupportedFormat: the step was written by a newer version.
     """
     while True:
-        record = await _record(storage, name)
+        record = await anyio.to_thread.run_sync(_record, storage, name)
         try:
             return await _load(storage, name, record, request, registry, limiter, future)
         except DamagedStep:
             # A step that was overwritten under the reader is not damaged: read the new one.
-            if (await _record(storage, name)).nonce == record.nonce:
+            now = await anyio.to_thread.run_sync(_record, storage, name)
+            if now.nonce == record.nonce:
                 raise
 
 
-async def _record(storage: Storage, name: str) -> CommitRecord:
+def _record(storage: Storage, name: str) -> CommitRecord:
     try:
-        return await anyio.to_thread.run_sync(read_record, storage, name)
+        return read_record(storage, name)
     except MissingFile as error:
         raise NoSuchStep("there is no checkpoint here", file=f"{storage.root}/{name}") from error
 
@@ -73,16 +77,26 @@ async def _load(
     future: LoadFuture,
 ) -> object:
     manifest = await anyio.to_thread.run_sync(read_manifest, storage, name, record)
-    form = request.like and replace(request.like, leaves=[])  # a future keeps no tree of others
-    future.knows(partial(describe, manifest, form))
-    assembly = _Assembly(manifest, match(manifest, request, registry), request, future)
+    # A future keeps no tree of others: of `like` only the structure.
+    form = (request.like.treedef, request.like.paths) if request.like else None
+    future.knows(partial(describe, manifest, registry, request.devices, form))
+    matched = await anyio.to_thread.run_sync(match, manifest, request, registry)
+    assembly = _Assembly(manifest, matched.goals, request, future)
     assembly.deliver(assembly.without_bytes())
     reader = Reader(storage, name, manifest.packs, limiter)
     await reader.read(assembly.wanted, assembly.deliver)
-    leaves = assembly.finish()
-    if request.like is not None:
-        return jax.tree_util.tree_unflatten(request.like.treedef, leaves)
-    return structure.build(manifest.structure, leaves)
+    # In a thread: the decoders of users may take their time.
+    return await anyio.to_thread.run_sync(lambda: matched.tree(assembly.finish()))
+
+
+def look(storage: Storage, name: str, registry: Registry) -> object:
+    """The tree of a step with the form of each leaf; reads its record and manifest, no more.
+
+    Raises:
+      NoSuchStep, DamagedStep, UnsupportedFormat: as for `load`.
+    """
+    manifest = read_manifest(storage, name, _record(storage, name))
+    return describe(manifest, registry, tuple(jax.devices()))
 
 
 class _Assembly:
@@ -126,8 +140,8 @@ class _Assembly:
             for array in entry.arrays:
                 if not array.nbytes:
                     found[number, array.name] = np.empty(array.shape, DTYPES[array.dtype])
-            if goal.dtype is not None and not entry.arrays:
-                found[number, ""] = np.array(python_value(entry, {}), goal.dtype)
+            if goal.places and not entry.arrays:
+                found[number, ""] = np.array(python_value(entry, {}), goal.places[""].dtype)
         return found
 
     def deliver(self, found: Found) -> None:
@@ -145,10 +159,10 @@ class _Assembly:
     def _place(self, found: Found) -> None:
         batches: dict[Sharding | None, list[tuple[int, str, np.ndarray]]] = defaultdict(list)
         for (number, name), host in found.items():
-            goal = self._goals[number]
-            array = host if goal.dtype is None else host.astype(goal.dtype, copy=False)
-            if goal.on_device:
-                batches[goal.sharding].append((number, name, array))
+            place = self._goals[number].places.get(name, _ON_HOST)
+            array = host if place.dtype is None else host.astype(place.dtype, copy=False)
+            if place.on_device:
+                batches[place.sharding].append((number, name, array))
             else:
                 # Arrays that share a buffer part here: the caller may write to these.
                 self._arrays[number][name] = array.copy() if len(found) > 1 else array
@@ -161,16 +175,24 @@ class _Assembly:
                 ):
                     self._arrays[number][name] = array
 
-    def finish(self) -> list[object]:
-        """The leaves, in the order of the goals."""
-        leaves = []
-        for goal in self._goals.values():
-            try:
-                leaves.append(goal.finish(self._arrays[goal.leaf]))
-            except (ValueError, KeyError, TypeError, OverflowError) as error:
-                entry = self._manifest.leaves[goal.leaf]
-                raise DamagedStep(
-                    f"a leaf stored by handler {entry.handler!r} cannot be made: {error}",
-                    leaf=entry.path,
-                ) from error
+    def finish(self) -> dict[int, object]:
+        """The leaves by their numbers.
+
+        Raises:
+          UndecodableLeaf: handlers refuse what they stored; lists every leaf.
+        """
+        leaves, faults = {}, []
+        with jax.default_device(self._request.default_device):
+            for number, goal in self._goals.items():
+                try:
+                    leaves[number] = goal.finish(self._arrays[number])
+                except Exception as error:  # noqa: BLE001  # of a user's decoder; all are raised below
+                    faults.append((self._manifest.leaves[number], error))
+        if faults:
+            first, cause = faults[0]
+            raise UndecodableLeaf(
+                "these leaves cannot be made of what was stored:"
+                + "".join(f"\n  {e.path!r}, handler {e.handler!r}: {why!r}" for e, why in faults),
+                leaf=first.path,
+            ) from cause
         return leaves

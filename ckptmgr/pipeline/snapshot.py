@@ -10,29 +10,38 @@ happens to the tree no longer matters.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-import jax
 import numpy as np
 
 from ckptmgr.errors import UnsupportedLeaf
+from ckptmgr.format.zarr import RAW
 from ckptmgr.limiter import ByteLimiter, Lease
-from ckptmgr.pipeline.plan import Box, File, Plan, PlannedArray
+from ckptmgr.pipeline.layout import Box, File
+from ckptmgr.pipeline.plan import Arrays, Plan, PlannedArray
+from ckptmgr.tree.casting import fill
 from ckptmgr.tree.handlers import Array
+
+_COPIES_TO_ENCODE: Final = 3  # the chunk, the codec's own copy of it, and what comes out
 
 
 class Piece(NamedTuple):
-    """The bytes of one file, `start` to `stop` of a host array, and the lease on that array."""
+    """The bytes of one file, `start` to `stop` of a host array, and the lease on that array.
+
+    `array` has the codec that they go through, if any; `host` is then the chunk itself.
+    """
 
     file: File
     host: np.ndarray
     start: int
     stop: int
     lease: Lease
+    array: PlannedArray | None = None
 
     def data(self) -> memoryview:
         """The bytes; for those that write, as the trainer's thread is not to wait for it."""
@@ -100,7 +109,7 @@ def _nothing() -> None:
 
 
 def take(
-    plan: Plan, leaves: Sequence[object], limiter: ByteLimiter, handover: Handover, *, borrow: bool
+    plan: Plan, arrays: Sequence[Arrays], limiter: ByteLimiter, handover: Handover, *, borrow: bool
 ) -> None:
     """Make every byte of the tree ours and hand it over. Blocks while the limiter is full.
 
@@ -109,9 +118,10 @@ def take(
     `borrow`: view what can be viewed instead of copying it.
 
     Raises:
-      UnsupportedLeaf: an array was deleted or donated before.
+      UnsupportedLeaf: an array was deleted or donated before, or holds values that the
+        dtype it is to be stored as cannot.
     """
-    camera = _Camera(plan, leaves, limiter, handover, borrow=borrow)
+    camera = _Camera(plan, arrays, limiter, handover, borrow=borrow)
     try:
         if camera.packs() and all(camera.array(array) for array in plan.own):
             camera.flush(wake=False)
@@ -125,14 +135,14 @@ class _Camera:
     def __init__(
         self,
         plan: Plan,
-        leaves: Sequence[object],
+        arrays: Sequence[Arrays],
         limiter: ByteLimiter,
         handover: Handover,
         *,
         borrow: bool,
     ) -> None:
         self._plan = plan
-        self._leaves = leaves
+        self._arrays = arrays
         self._limiter = limiter
         self._handover = handover
         self._borrow = borrow
@@ -167,47 +177,53 @@ class _Camera:
         return True
 
     def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
-        source = self._source(array)
+        source, path = self._source(array), self._plan.paths[array.leaf]
+        typed = target.view(array.dtype)
         if len(array.boxes) == 1:
-            host = _host(source, array.boxes[0], self._plan.paths[array.leaf])
-            target.view(array.dtype)[...] = host.reshape(-1)
+            fill(typed, _host(source, array.boxes[0], path).reshape(-1), path)
             return
-        whole = target.view(array.dtype).reshape(array.shape)
+        whole = typed.reshape(array.shape)
         for box in array.boxes:
-            whole[box.index] = _host(source, box, self._plan.paths[array.leaf])
+            fill(whole[box.index], _host(source, box, path), path)
 
     def _source(self, array: PlannedArray) -> Array:
-        leaf = self._leaves[array.leaf]
-        if isinstance(leaf, jax.Array):
-            return leaf
-        return self._plan.handlers[array.leaf].arrays(leaf)[array.name]
+        return self._arrays[array.leaf][array.name]
 
     def array(self, array: PlannedArray) -> bool:
         """View or copy a large array, box by box; False where nobody wants it."""
         source, path = self._source(array), self._plan.paths[array.leaf]
         for box in array.boxes:
-            if array.viewable:
-                view = _host(source, box, path)
-                if self._borrow and view.flags.c_contiguous:
-                    self._share(view, box, self._limiter.borrow(box.nbytes))
-                    continue
-                wanted = self._copy(view, box)
-            elif isinstance(source, np.ndarray):
-                wanted = self._copy(source, box)
+            if not (array.viewable or isinstance(source, np.ndarray)):
+                wanted = self._fetch(array, source, box)
             else:
-                wanted = self._fetch(source, box, path)
+                host = _host(source, box, path)
+                if self._borrow and array.viewable and array.raw and host.flags.c_contiguous:
+                    self._share(host, box, self._limiter.borrow(box.nbytes))
+                    continue
+                wanted = self._copy(array, host, box)
             if not wanted:
                 return False
         return True
 
-    def _fetch(self, source: Array, box: Box, path: str) -> bool:
-        # The copy is jax's to make, in one piece: from an accelerator, or to unpack it.
-        lease = self._acquire(box.nbytes)
+    def _fetch(self, array: PlannedArray, source: Array, box: Box) -> bool:
+        # The copy is jax's to make, in one piece: from an accelerator, or to unpack it. All that
+        # is made of it counts from here on: to wait for more with this held could be for ever.
+        extra = 0 if array.raw else box.nbytes * _COPIES_TO_ENCODE
+        lease = self._acquire(_nbytes(source, box) + extra)
         if lease is None:
             return False
+        path = self._plan.paths[array.leaf]
         with _released_on_error(lease):
             host = np.ascontiguousarray(_host(source, box, path))
-        self._share(host, box, lease)
+            copies = () if array.raw else [_copied(host[c.part], array, path) for c in box.chunks]
+        if array.raw:
+            self._share(host, box, lease)
+            return True
+        lease.share(len(box.chunks))
+        self._ready += [
+            Piece(cut.file, copy, 0, copy.nbytes, lease, array)
+            for cut, copy in zip(box.chunks, copies, strict=True)
+        ]
         return True
 
     def _share(self, host: np.ndarray, box: Box, lease: Lease) -> None:
@@ -215,20 +231,29 @@ class _Camera:
         lease.share(len(box.chunks))
         self._ready += [Piece(cut.file, host, cut.start, cut.stop, lease) for cut in box.chunks]
 
-    def _copy(self, host: np.ndarray, box: Box) -> bool:
+    def _copy(self, array: PlannedArray, host: np.ndarray, box: Box) -> bool:
         """Copy a host array chunk by chunk, each under a lease of its own."""
+        copies = 1 if array.codec == RAW else _COPIES_TO_ENCODE
         for cut in box.chunks:
-            source = host[cut.part]
-            lease = self._acquire(source.nbytes)
+            lease = self._acquire((cut.stop - cut.start) * copies)
             if lease is None:
                 return False
             with _released_on_error(lease):
-                # np.copyto also turns big-endian into the little-endian that is stored.
-                dtype = source.dtype.newbyteorder("=")
-                copy = fresh(source.nbytes).view(dtype).reshape(source.shape)
-                np.copyto(copy, source)
-            self._ready.append(Piece(cut.file, copy, 0, copy.nbytes, lease))
+                copy = _copied(host[cut.part], array, self._plan.paths[array.leaf])
+            self._ready.append(Piece(cut.file, copy, 0, copy.nbytes, lease, array))
         return True
+
+
+def _copied(source: np.ndarray, array: PlannedArray, path: str) -> np.ndarray:
+    """A copy in the dtype and byte order that is stored."""
+    copy = fresh(source.size * array.dtype.itemsize).view(array.dtype).reshape(source.shape)
+    fill(copy, source, path)
+    return copy
+
+
+def _nbytes(source: Array, box: Box) -> int:
+    items = math.prod(int(s.stop - s.start) for s in box.index)
+    return items * np.dtype(source.dtype).itemsize
 
 
 def fresh(nbytes: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The write stage: pieces become files and digests, a few at a time.
 
-Each piece is digested, put as one durable file (data, zeros up to the chunk's edge,
-crc32c) and released. A put that has begun is finished; cancellation only keeps the
-next from beginning.
+Each piece is digested, put as one durable file and released: data, zeros up to the
+chunk's edge, crc32c; or what its codec makes of it. A put that has begun is finished;
+cancellation only keeps the next from beginning.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from ckptmgr.format.digest import ZEROS, chunk_checksum, digest
+from ckptmgr.format.zarr import RAW
 from ckptmgr.future import Progress
-from ckptmgr.pipeline.plan import File, Plan
+from ckptmgr.pipeline import codec
+from ckptmgr.pipeline.layout import File
+from ckptmgr.pipeline.plan import Plan
 from ckptmgr.pipeline.snapshot import Handover, Piece
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Attempt, Bytes
@@ -53,6 +56,8 @@ def _encode(piece: Piece) -> tuple[list[str], list[Bytes]]:
     data = piece.data()
     padding = piece.file.nbytes - len(data)
     found = [digest(data[start:stop]) for start, stop in piece.file.spans]
+    if piece.array is not None and piece.array.codec != RAW:
+        return found, [codec.encode(piece.host, piece.array.chunk or (), piece.array.codec)]
     checksum = chunk_checksum(data, padding)
     whole, rest = divmod(padding, len(ZEROS))
     return found, [data, *[ZEROS] * whole, ZEROS[:rest], checksum]

@@ -22,6 +22,12 @@ class Attempt(Protocol):
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Store a new file made of `parts`, durable on return."""
 
+    def link(self, key: str, path: str) -> None:
+        """Store a file of a published step, at `key` in the store, here as well, durable on return.
+
+        Without a copy where the store can do that: neither is ever changed.
+        """
+
     def publish(self, record: bytes, *, replace: bool) -> None:
         """Add the commit record and make the step visible, durable on return.
 

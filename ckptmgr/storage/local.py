@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ckptmgr.errors import (
     CheckpointError,
@@ -30,6 +30,9 @@ from ckptmgr.storage.rename import exchange
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _MOST_PARTS = 1024  # IOV_MAX on Linux
+_BLOCK = 1 << 20
+# Another file system, a file of another owner, too many links, no links at all.
+_NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -134,13 +137,30 @@ class LocalAttempt:
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write and fdatasync a new file."""
+        self._write(path, [parts])
+
+    def link(self, key: str, path: str) -> None:
+        """A hard link; a copy where the file system, or the owner of the file, allows none."""
+        source, full = os.path.join(self._root, key), os.path.join(self.directory, path)
+        with _translated(source):
+            self._make(os.path.dirname(full))
+            try:
+                os.link(source, full, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                with _opened(source) as descriptor:
+                    self._write(path, _blocks(descriptor))
+
+    def _write(self, path: str, batches: Iterable[Sequence[Bytes]]) -> None:
         full = os.path.join(self.directory, path)
         with _translated(full):
             self._make(os.path.dirname(full))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(full, flags, _FILE_MODE)
             try:
-                _write_all(descriptor, parts)
+                for parts in batches:
+                    _write_all(descriptor, parts)
                 os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
@@ -203,6 +223,11 @@ def _opened(path: str) -> Iterator[int]:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def _blocks(descriptor: int) -> Iterator[list[bytes]]:
+    while block := os.read(descriptor, _BLOCK):
+        yield [block]
 
 
 def _fill(descriptor: int, buffer: memoryview, offset: int, path: str) -> None:

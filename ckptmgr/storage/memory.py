@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -75,7 +76,7 @@ class MemoryStorage:
 
     def attempt(self, name: str) -> contextlib.AbstractContextManager[MemoryAttempt]:
         """Files kept aside until they are published."""
-        return contextlib.nullcontext(MemoryAttempt(self.steps, name))
+        return contextlib.nullcontext(MemoryAttempt(self, name))
 
     def delete(self, name: str) -> None:
         """Forget a step."""
@@ -92,8 +93,9 @@ class MemoryStorage:
 class MemoryAttempt:
     """A step being written into a dict of its own."""
 
-    def __init__(self, steps: dict[str, dict[str, bytes]], name: str) -> None:
-        self._steps = steps
+    def __init__(self, storage: MemoryStorage, name: str) -> None:
+        self._storage = storage
+        self._steps = storage.steps
         self._name = name
         self._files: dict[str, bytes] = {}
 
@@ -102,6 +104,10 @@ class MemoryAttempt:
         if path in self._files:
             raise StepExists("this file was put before", file=path)
         self._files[path] = b"".join(parts)
+
+    def link(self, key: str, path: str) -> None:
+        """The same bytes."""
+        self.put(path, [self._storage.read(key, sys.maxsize)])
 
     def publish(self, record: bytes, *, replace: bool) -> None:
         """Show the files under their step."""

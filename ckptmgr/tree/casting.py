@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import jax.numpy as jnp
 import numpy as np
 
-from ckptmgr.errors import InvalidOption
+from ckptmgr.errors import InvalidOption, UnsupportedLeaf
 
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 _KINDS: Final = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
@@ -41,3 +41,36 @@ def can_cast(source: np.dtype, target: np.dtype, rule: Casting) -> bool:
 
 def _kind(dtype: np.dtype) -> int:
     return next(place for place, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))
+
+
+def fill(target: np.ndarray, source: np.ndarray, leaf: str) -> None:
+    """Copy numbers into an array of perhaps another dtype or byte order.
+
+    Raises:
+      UnsupportedLeaf: a value would not survive: an integer that changes, a float that
+        overflows, a NaN where there is none.
+    """
+    np.copyto(target, source, casting="unsafe")
+    if target.dtype == source.dtype.newbyteorder("=") or _kept(target, source):
+        return
+    raise UnsupportedLeaf(
+        f"values of this {source.dtype.name} array do not fit into {target.dtype.name}, which it "
+        "is to be stored as",
+        leaf=leaf,
+    )
+
+
+def _kept(target: np.ndarray, source: np.ndarray) -> bool:
+    if not jnp.issubdtype(source.dtype, jnp.inexact):
+        with np.errstate(all="ignore"):
+            return bool(np.array_equal(target.astype(source.dtype), source))
+    if jnp.issubdtype(source.dtype, jnp.complexfloating):
+        return all(
+            _kept(*parts) for parts in ((target.real, source.real), (target.imag, source.imag))
+        )
+    largest = float(jnp.finfo(target.dtype).max)  # type: ignore[no-untyped-call]  # it has no types
+    finite = np.isfinite(source)
+    return bool(
+        np.array_equal(np.isnan(target), np.isnan(source))
+        and np.all(np.abs(np.where(finite, source, 0)) <= largest)
+    )

@@ -1,56 +1,78 @@
-"""The handlers that a manager knows, by leaf and by name; the first that matches wins."""
+"""The handlers that a manager knows, by leaf and by name; the first that matches wins.
+
+In this order: the caller's that override, the built-in ones, registered classes, the
+caller's others. Where two of these would take one leaf without having said so, that is
+an error rather than a silent choice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import jax
+from ckptmgr.errors import InvalidOption
+from ckptmgr.tree import registered
+from ckptmgr.tree.builtin import BUILT_IN
+from ckptmgr.tree.handlers import Handler
 
-from ckptmgr.errors import UnsupportedFormat, UnsupportedLeaf
-from ckptmgr.tree.handlers import BUILT_IN, Handler
+_BUILT_IN_NAMES = frozenset(handler.name for handler in BUILT_IN)
 
 
 class Registry:
-    """An ordered list of handlers."""
+    """The built-in handlers, those of registered classes, and the caller's own.
 
-    def __init__(self, handlers: Sequence[Handler] = BUILT_IN) -> None:
-        self._handlers = tuple(handlers)
-        self._names = {handler.name: handler for handler in handlers}
-        self._candidates: dict[type, Handler] = {}
+    Raises:
+      InvalidOption: a name is taken or missing, or a handler overrides what there is not.
+    """
+
+    def __init__(self, handlers: Iterable[Handler] = ()) -> None:
+        self._own: dict[str, Handler] = {}
+        for handler in handlers:
+            self._own[_checked(handler, self._own)] = handler
+        self._first = tuple(h for h in self._own.values() if h.overrides is not None)
+        self._last = tuple(h for h in self._own.values() if h.overrides is None)
+        self._by_class: dict[type, tuple[Handler, ...]] = {}
 
     def find(self, leaf: object) -> Handler | None:
         """The handler of a leaf, if there is one."""
-        return next((handler for handler in self._handlers if handler.handles(leaf)), None)
+        kind = type(leaf)
+        for handler in self._by_class.get(kind, ()):
+            if handler.handles(leaf):
+                return handler
+        # Anew, as a class may have been registered meanwhile.
+        everyone = (*self._first, *BUILT_IN, *registered.leaf_handlers(), *self._last)
+        candidates = self._by_class[kind] = tuple(_for_class(everyone, kind))
+        return next((handler for handler in candidates if handler.handles(leaf)), None)
 
-    def candidate(self, leaf: object) -> Handler | None:
-        """The handler that took the first leaf of this class; it need not take this one."""
-        handler = self._candidates.get(type(leaf))
-        if handler is None:
-            handler = self.find(leaf)
-            if handler is not None:
-                self._candidates[type(leaf)] = handler
-        return handler
+    def rival(self, leaf: object, taken_by: Handler) -> Handler | None:
+        """A handler of the caller's that would take this leaf too, behind one not theirs."""
+        if not self._last or taken_by.name in self._own:
+            return None
+        return next((h for h in _for_class(self._last, type(leaf)) if h.handles(leaf)), None)
 
-    def named(self, name: str, leaf: str) -> Handler:
-        """The handler that a manifest names for the leaf at path `leaf`.
-
-        Raises:
-          UnsupportedFormat: there is none of that name.
-        """
-        try:
-            return self._names[name]
-        except KeyError as error:
-            raise UnsupportedFormat(f"no handler is named {name!r}", leaf=leaf) from error
+    def named(self, name: str) -> Handler | None:
+        """The handler that a manifest names."""
+        if name in self._own:
+            return self._own[name]
+        built_in = next((handler for handler in BUILT_IN if handler.name == name), None)
+        return built_in or registered.leaf_named(name)
 
 
-def unsupported(leaf: object, path: str) -> UnsupportedLeaf:
-    """The error for a leaf that no handler takes: what it is, and what to do."""
-    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
-    dtype = getattr(leaf, "dtype", None)
-    if isinstance(leaf, jax.core.Tracer):
-        advice = "it is a tracer: call save() outside of jit"
-    elif dtype is not None:
-        advice = f"its dtype {dtype} is not stored; convert it, or leave it out of the tree"
-    else:
-        advice = "leaves may be arrays, numbers, str and bytes; leave it out of the tree"
-    return UnsupportedLeaf(f"a leaf of class {kind} cannot be saved: {advice}", leaf=path)
+def _checked(handler: Handler, others: dict[str, Handler]) -> str:
+    """The name of a handler that may stand beside the others."""
+    if not isinstance(handler, Handler):
+        raise InvalidOption(f"handlers holds {handler!r}, which is no ckptmgr.Handler")
+    name = getattr(handler, "name", None)
+    if not isinstance(name, str) or not name:
+        raise InvalidOption(f"{type(handler).__name__}.name is a str that is not empty")
+    if name in others or name in _BUILT_IN_NAMES or registered.leaf_named(name) is not None:
+        raise InvalidOption(f"two handlers are named {name!r}; rename one")
+    if handler.overrides is not None and handler.overrides not in _BUILT_IN_NAMES:
+        known = ", ".join(sorted(_BUILT_IN_NAMES))
+        raise InvalidOption(
+            f"handler {name!r} overrides {handler.overrides!r}, which is none of {known}"
+        )
+    return name
+
+
+def _for_class(handlers: Sequence[Handler], kind: type) -> list[Handler]:
+    return [h for h in handlers if h.types is None or issubclass(kind, h.types)]

@@ -2,8 +2,8 @@
 
 dict, OrderedDict, list, tuple, namedtuple and None come back as they are, dict keys
 with their types. A namedtuple class comes back as one of equal name and fields:
-nothing is ever imported by a name read from a file. Any other class that jax can
-flatten is stored by its key paths and comes back through `like` alone.
+nothing is ever imported by a name read from a file. Registered classes come back with
+their aux data; any other class that jax can flatten through `like` alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from ckptmgr.errors import DamagedStep, TreeMismatch, UnsupportedLeaf
+from ckptmgr.errors import CheckpointError, DamagedStep, UndecodableLeaf, UnsupportedLeaf
 from ckptmgr.format import keypath
 from ckptmgr.format.manifest import (
     CustomNode,
@@ -25,9 +25,11 @@ from ckptmgr.format.manifest import (
     NamedTupleNode,
     Node,
     NoneNode,
+    RegisteredNode,
     TupleNode,
 )
-from ckptmgr.format.scalar import from_json, to_json
+from ckptmgr.format.scalar import JSON, from_json, to_json
+from ckptmgr.tree.registered import NodeClass, node_named, node_of
 
 
 class PyTreeDef(Protocol):
@@ -90,17 +92,34 @@ def _key(key: object) -> object:
             return str(key)
 
 
-def describe(treedef: PyTreeDef) -> Node:
+def locate(tree: object, cls: type) -> str:
+    """The path of the first node of a class, for what is said of it."""
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: type(x) is cls)[0]
+    return next((path_text(path) for path, leaf in found if type(leaf) is cls), "")
+
+
+def describe(tree: object, treedef: PyTreeDef) -> Node:
     """The structure as data; leaf i of jax's order is the int i.
 
     Raises:
-      UnsupportedLeaf: a dict key has no exact JSON, or the tree is nested too deep.
+      UnsupportedLeaf: a dict key or aux data has no exact JSON, or it is nested too deep.
     """
     numbers = iter(range(treedef.num_leaves))
     try:
         return _describe(treedef, lambda: next(numbers))
     except RecursionError as error:
         raise UnsupportedLeaf("the tree is nested too deep to be stored") from error
+    except _Unstorable as error:
+        raise UnsupportedLeaf(error.message, leaf=locate(tree, error.cls)) from error.__cause__
+
+
+class _Unstorable(Exception):  # it never leaves this file
+    """What cannot be stored, and the class of the node that it belongs to."""
+
+    def __init__(self, cls: type, message: str) -> None:
+        super().__init__(message)
+        self.cls = cls
+        self.message = message
 
 
 def _describe(treedef: PyTreeDef, number: Callable[[], int]) -> Node:
@@ -112,55 +131,112 @@ def _describe(treedef: PyTreeDef, number: Callable[[], int]) -> Node:
         return NoneNode()
     children = tuple(_describe(child, number) for child in treedef.children())
     if kind is dict or kind is OrderedDict:
-        try:
-            keys = tuple(to_json(key) for key in aux)
-        except TypeError as error:
-            raise UnsupportedLeaf(
-                f"a dict key is not supported: {error}; keys may be str, bytes, numbers, "
-                f"None and tuples of them (the keys here: {list(aux)[:8]!r})"
-            ) from error
-        return DictNode(keys, children, ordered=kind is OrderedDict)
+        return DictNode(_keys(aux, kind), children, ordered=kind is OrderedDict)
     if kind is list:
         return ListNode(children)
     if kind is tuple:
         return TupleNode(children)
+    node = node_of(kind)
+    if node is not None:
+        return RegisteredNode(node.name, _data(node, aux), children)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return NamedTupleNode(kind.__name__, kind._fields, children)
     return CustomNode(f"{kind.__module__}.{kind.__qualname__}", children)
 
 
-def build(node: Node, leaves: Sequence[object]) -> object:
+def _keys(keys: Sequence[object], kind: type) -> tuple[JSON, ...]:
+    try:
+        return tuple(to_json(key) for key in keys)
+    except TypeError as error:
+        raise _Unstorable(
+            kind,
+            f"a dict key is not supported: {error}; keys may be str, bytes, numbers, "
+            f"None and tuples of them (the keys here: {list(keys)[:8]!r})",
+        ) from error
+
+
+def _data(node: NodeClass, aux: object) -> JSON:
+    """The aux data of a registered node."""
+    try:
+        return to_json(node.to_data(aux))
+    except Exception as error:
+        raise _Unstorable(
+            node.cls,
+            f"the aux data of this {node.cls.__qualname__} cannot be stored: {error!r}; give "
+            "register_node a to_data that makes None, numbers, str, bytes, or tuples, lists "
+            "and dicts of them",
+        ) from error
+
+
+class Unknown(Protocol):
+    """What `build` does with a node of a class that does not come back by itself."""
+
+    def __call__(
+        self, node: CustomNode | RegisteredNode, children: list[object], depth: int
+    ) -> object:
+        """What takes its place; `depth` keys lead to it."""
+
+
+def strangers(node: Node) -> list[CustomNode | RegisteredNode]:
+    """The outermost nodes of classes that do not come back by themselves in this process."""
+    found: list[CustomNode | RegisteredNode] = []
+    stack: list[Node] = [node]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, int | NoneNode):
+            continue
+        if isinstance(here, CustomNode) or (
+            isinstance(here, RegisteredNode) and node_named(here.name) is None
+        ):
+            found.append(here)
+        else:
+            stack.extend(reversed(here.children))
+    return found
+
+
+def build(node: Node, leaves: Sequence[object], unknown: Unknown) -> object:
     """The tree that `describe` was given, around other leaves.
 
     Raises:
-      TreeMismatch: it holds a class that comes back through `like` alone.
+      UndecodableLeaf: a registered class cannot be made of its aux data.
       DamagedStep: it describes no tree.
+      CheckpointError: what `unknown` raises.
     """
     try:
-        return _build(node, leaves)
-    except TreeMismatch:
+        return _build(node, leaves, unknown, 0)
+    except CheckpointError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise DamagedStep(f"the manifest describes no tree: {error}") from error
 
 
-def _build(node: Node, leaves: Sequence[object]) -> object:
+def _build(node: Node, leaves: Sequence[object], unknown: Unknown, depth: int) -> object:
     if isinstance(node, int):
         return leaves[node]
     if isinstance(node, NoneNode):
         return None
+    children = [_build(child, leaves, unknown, depth + 1) for child in node.children]
     if isinstance(node, CustomNode):
-        raise TreeMismatch(
-            f"the tree holds a {node.name}, a class that only jax can flatten: give a tree of "
-            "the same structure as like="
-        )
-    children = [_build(child, leaves) for child in node.children]
+        return unknown(node, children, depth)
+    if isinstance(node, RegisteredNode):
+        cls = node_named(node.name)
+        return unknown(node, children, depth) if cls is None else _made(cls, node, children)
     if isinstance(node, DictNode):
         items = zip(map(from_json, node.keys), children, strict=True)
         return OrderedDict(items) if node.ordered else dict(items)
     if isinstance(node, NamedTupleNode):
         return _namedtuple(node.name, node.fields)(*children)
     return tuple(children) if isinstance(node, TupleNode) else children
+
+
+def _made(cls: NodeClass, node: RegisteredNode, children: list[object]) -> object:
+    data = from_json(node.data)
+    try:
+        return cls.make(cls.from_data(data), children)
+    except Exception as error:
+        raise UndecodableLeaf(
+            f"no {cls.cls.__qualname__} can be made, registered as {node.name!r}: {error!r}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,147 @@
+"""The layout of an array: the boxes it lies in, and the chunks they are cut into. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import jax
+import numpy as np
+
+from ckptmgr.errors import UnsupportedLeaf
+from ckptmgr.format import zarr
+from ckptmgr.format.manifest import ShardingEntry
+from ckptmgr.format.zarr import Shape
+from ckptmgr.tree import sharding
+from ckptmgr.tree.handlers import Array
+
+# Several to a byte on the device: jax unpacks them, and so copies, for every host array.
+_UNPACKED: Final = frozenset({"int2", "int4", "uint2", "uint4", "float4_e2m1fn"})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One data file: a chunk of an array of its own, or of the pack.
+
+    `spans` are the parts of its bytes that have a digest, `slot` the number of the first.
+    `nbytes` is its length on disk without the checksum: data, then zeros; unless a codec
+    makes it another.
+    """
+
+    path: str
+    nbytes: int
+    slot: int
+    spans: tuple[tuple[int, int], ...]
+
+
+class Cut(NamedTuple):
+    """A chunk of a box: its file, and its part of the box, as slices and as a run of bytes."""
+
+    file: File
+    part: tuple[slice, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of an array that lies on one device, and the files that its chunks go to.
+
+    `shard` is its index among the addressable shards; None: the whole array, gathered.
+    `runs`: each chunk is one contiguous run of the box.
+    """
+
+    shard: int | None
+    index: tuple[slice, ...]
+    chunks: tuple[Cut, ...] = ()
+    nbytes: int = 0
+    runs: bool = True
+
+
+class Layout(NamedTuple):
+    """How an array lies in memory: its boxes, their edges, and whether they can be viewed."""
+
+    dtype: np.dtype
+    shape: Shape
+    nbytes: int
+    sharding: ShardingEntry | None
+    viewable: bool
+    boxes: tuple[Box, ...]
+    shard: Shape
+
+
+def of(array: Array, path: str) -> Layout:
+    """The layout of the array of the leaf at `path`.
+
+    Raises:
+      UnsupportedLeaf: it is no array of numbers, or lies on devices of other processes too.
+    """
+    shape = tuple(array.shape)
+    dtype = np.dtype(array.dtype).newbyteorder("=")
+    if dtype not in zarr.NAMES:
+        raise UnsupportedLeaf(f"an array of dtype {dtype} cannot be stored", leaf=path)
+    nbytes = math.prod(shape) * dtype.itemsize
+    whole = tuple(slice(0, n) for n in shape)
+    if not isinstance(array, jax.Array):
+        return Layout(dtype, shape, nbytes, None, False, (Box(None, whole),), shape)
+    if not array.is_fully_addressable:
+        raise UnsupportedLeaf(
+            "this array lies on devices of other processes too; saving from several processes "
+            "is not supported by this version",
+            leaf=path,
+        )
+    entry = sharding.describe(array.sharding)
+    viewable = sharding.platform(array.sharding) == "cpu" and dtype.name not in _UNPACKED
+    if array.is_fully_replicated:
+        return Layout(dtype, shape, nbytes, entry, viewable, (Box(0, whole),), shape)
+    boxes = tuple(
+        Box(
+            number, tuple(slice(*s.indices(n)[:2]) for s, n in zip(shard.index, shape, strict=True))
+        )
+        for number, shard in enumerate(array.addressable_shards)
+        if shard.replica_id == 0
+    )
+    edges = tuple(array.sharding.shard_shape(shape))
+    if all(_on_grid(box.index, edges) for box in boxes):
+        return Layout(dtype, shape, nbytes, entry, viewable, boxes, edges)
+    return Layout(dtype, shape, nbytes, entry, False, (Box(None, whole),), shape)
+
+
+def _on_grid(index: tuple[slice, ...], edges: Shape) -> bool:
+    """Whether a box is one full cell of a grid of these edges."""
+    return all(
+        s.start % edge == 0 and s.stop - s.start == edge
+        for s, edge in zip(index, edges, strict=True)
+        if edge
+    )
+
+
+def cut(layout: Layout, itemsize: int, chunk: Shape, directory: str, slot: int) -> tuple[Box, ...]:
+    """The boxes with the files of their chunks, whose digests have the slots from `slot` on."""
+    return tuple(_cut(layout, box, itemsize, chunk, directory, slot) for box in layout.boxes)
+
+
+def _cut(layout: Layout, box: Box, itemsize: int, chunk: Shape, directory: str, slot: int) -> Box:
+    counts = [math.ceil(n / edge) for n, edge in zip(layout.shape, chunk, strict=True)]
+    extent = tuple(s.stop - s.start for s in box.index)
+    chunks: list[Cut] = []
+    end = 0
+    for cell in zarr.grid(extent, chunk):
+        index = [
+            (s.start + start) // edge
+            for s, start, edge in zip(box.index, cell.start, chunk, strict=True)
+        ]
+        linear = 0
+        for i, count in zip(index, counts, strict=True):
+            linear = linear * count + i
+        file = File(
+            path=f"{directory}/{'.'.join(('c', *map(str, index)))}",
+            nbytes=math.prod(chunk) * itemsize,
+            slot=slot + linear,
+            spans=((0, math.prod(cell.shape) * itemsize),),
+        )
+        part = tuple(slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
+        start, end = end, end + file.spans[0][1]
+        chunks.append(Cut(file, part, start, end))
+    return replace(box, chunks=tuple(chunks), nbytes=end, runs=zarr.is_run(extent, chunk))
