@@ -10,6 +10,7 @@ from ckptmgr.errors import (
     InvalidStep,
     ManagerClosed,
     MissingFile,
+    MsgpackError,
     NoSpace,
     NoSuchStep,
     NotAStep,
@@ -22,6 +23,7 @@ from ckptmgr.errors import (
     UnsupportedLeaf,
     WaitTimeout,
 )
+from ckptmgr.format import msgpack
 from ckptmgr.format.step import StepInfo
 from ckptmgr.functional import load, load_async, load_structure, save, save_async
 from ckptmgr.future import LoadFuture, Progress, SaveFuture, State
@@ -84,6 +86,7 @@ __all__ = [
     "ByteLimiter",
     "LimiterStatistics",
     "MemoryStorage",
+    "msgpack",
     # errors
     "CheckpointError",
     "DamagedStep",
@@ -93,6 +96,7 @@ __all__ = [
     "InvalidStep",
     "ManagerClosed",
     "MissingFile",
+    "MsgpackError",
     "NoSpace",
     "NoSuchStep",
     "NotAStep",

@@ -81,6 +81,10 @@ class TreeMismatch(CheckpointError, ValueError):
     """The saved tree and the one asked for differ; the text lists every difference."""
 
 
+class MsgpackError(CheckpointError, ValueError):
+    """A tree that the msgpack wire format cannot hold, or bytes that are none of it."""
+
+
 class StepExists(CheckpointError):
     """The step is committed or queued already; `overwrite=True` replaces it."""
 

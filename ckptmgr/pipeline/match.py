@@ -212,7 +212,10 @@ class _Matching:
             else:
                 self.faults.append(f"{path!r}: asked for {asked(targets[path])}, not saved")
         for path in chosen - targets.keys():
-            self.faults.append(f"{path!r}: saved {saved(leaves[numbers[path]])}, not asked for")
+            self.faults.append(
+                f"{path!r}: saved {saved(leaves[numbers[path]])}, not asked for; "
+                "select= takes a part of what is saved"
+            )
 
         def tree(values: Mapping[int, object]) -> object:
             found = [values[numbers[p]] if p in chosen else targets[p] for p in like.paths]

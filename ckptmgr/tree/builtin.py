@@ -93,12 +93,16 @@ class NumpyArray(Handler):
     def decode(self, value: str | None, arrays: Mapping[str, Array]) -> object:
         """The array, swapped where it was."""
         array = np.asarray(arrays[""])
-        return array.astype(array.dtype.newbyteorder(">")) if value == ">" else array
+        return array.astype(_ordered(array.dtype, value), copy=False)
 
     def form(self, value: str | None, arrays: Forms) -> object:
         """Its shape and dtype."""
-        dtype = arrays[""].dtype
-        return NumpyStruct(arrays[""].shape, dtype.newbyteorder(">") if value == ">" else dtype)
+        return NumpyStruct(arrays[""].shape, _ordered(arrays[""].dtype, value))
+
+
+def _ordered(dtype: np.dtype, order: str | None) -> np.dtype:
+    """The dtype in that byte order; those of ml_dtypes, as it may be stored, have only one."""
+    return dtype.newbyteorder(">") if order == ">" and dtype.isbuiltin == 1 else dtype
 
 
 class NumpyScalar(Handler):

@@ -50,9 +50,13 @@ def fill(target: np.ndarray, source: np.ndarray, leaf: str) -> None:
       UnsupportedLeaf: a value would not survive: an integer that changes, a float that
         overflows, a NaN where there is none.
     """
-    np.copyto(target, source, casting="unsafe")
-    if target.dtype == source.dtype.newbyteorder("=") or _kept(target, source):
+    if target.dtype == source.dtype.newbyteorder("="):
+        np.copyto(target, source)
         return
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
+        if _kept(target, source):
+            return
     raise UnsupportedLeaf(
         f"values of this {source.dtype.name} array do not fit into {target.dtype.name}, which it "
         "is to be stored as",
@@ -62,8 +66,7 @@ def fill(target: np.ndarray, source: np.ndarray, leaf: str) -> None:
 
 def _kept(target: np.ndarray, source: np.ndarray) -> bool:
     if not jnp.issubdtype(source.dtype, jnp.inexact):
-        with np.errstate(all="ignore"):
-            return bool(np.array_equal(target.astype(source.dtype), source))
+        return bool(np.array_equal(target.astype(source.dtype), source))
     if jnp.issubdtype(source.dtype, jnp.complexfloating):
         return all(
             _kept(*parts) for parts in ((target.real, source.real), (target.imag, source.imag))
