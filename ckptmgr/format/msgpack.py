@@ -241,8 +241,7 @@ def _dtype(name: str) -> np.dtype:
     # Long doubles, dates and times; one way to write each.
     if dtype is None or dtype.kind not in "fcmM" or dtype.name != name:
         raise MsgpackError(f"no dtype of numbers is named {name[:_LONGEST_NAME]!r}")
-    found: np.dtype = dtype
-    return found
+    return dtype
 
 
 def _joined(tree: Any) -> Any:

@@ -32,7 +32,7 @@ _ML_DTYPES = [
     *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 ]
-DTYPES: Final = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {
+DTYPES: Final[dict[str, np.dtype]] = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {
     name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES
 }
 # np.dtype.name is computed anew at each look, in 5 us; a plan looks at it for every leaf.

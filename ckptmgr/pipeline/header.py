@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,7 +55,7 @@ def _name(name: object) -> str:
 
 def _scalar(name: str, value: object) -> object:
     """A float, or a jax scalar that may still be computed; no array that can change meanwhile."""
-    dtype = getattr(value, "dtype", None)
+    dtype: Any = getattr(value, "dtype", None)
     scalar = getattr(value, "shape", None) == () and NAMES.get(dtype, "complex")[:7] != "complex"
     if isinstance(value, jax.Array) and scalar and not isinstance(value, jax.core.Tracer):
         return value
