@@ -39,6 +39,8 @@ def assert_same(found: object, expected: object) -> None:
         assert type(one) is type(other)
         if hasattr(one, "dtype"):
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+                one, other = jax.random.key_data(one), jax.random.key_data(other)  # noqa: PLW2901  # as bits
             assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
         else:
             assert repr(one) == repr(other)

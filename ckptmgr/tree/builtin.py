@@ -13,6 +13,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ckptmgr.format.zarr import NAMES, Shape
 from ckptmgr.tree.handlers import Array, Encoded, Forms, Handler, NumpyStruct
@@ -61,8 +62,13 @@ class KeyArray(Handler):
 
     def form(self, value: str, arrays: Forms) -> object:
         """Shape and sharding of the keys, and their dtype."""
-        keys = jax.eval_shape(partial(jax.random.wrap_key_data, impl=value), arrays[""])
-        return jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=arrays[""].sharding)
+        data = jax.ShapeDtypeStruct(arrays[""].shape, arrays[""].dtype)
+        keys = jax.eval_shape(partial(jax.random.wrap_key_data, impl=value), data)
+        place = arrays[""].sharding
+        if isinstance(place, NamedSharding):  # the bits of a key have one more axis
+            spec = PartitionSpec(*place.spec[: len(keys.shape)])
+            place = NamedSharding(place.mesh, spec, memory_kind=place.memory_kind)
+        return jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=place)
 
     def accepts(self, form: Any, target: Any) -> bool:
         """Keys of the same shape and implementation."""
