@@ -279,27 +279,27 @@ class _Matching:
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
         found = forms.numbers(entry)
+        if found is None:
+            handler = self.registry.named(entry.handler)
+            if handler is None or handler.accepts(self._form(number), target):
+                return self._as_saved(number, place or _sharding_of(target))
+            return self._fault(number, target)
         wanted: Any = getattr(target, "dtype", None)
         kind: Any = target if isinstance(target, type) else type(target)
-        if isinstance(target, type) and issubclass(target, np.generic) and found is not None:
+        if isinstance(target, type) and issubclass(target, np.generic):
             wanted = np.dtype(kind)
             target = wanted.type()
         if isinstance(target, _ARRAYS) and _is_number(wanted):
-            if found is None or found[0] != target.shape or not self._castable(found[1], wanted):
+            if found[0] != target.shape or not self._castable(found[1], wanted):
                 return self._fault(number, target)
             if not entry.arrays and not _fits(python_value(entry, {}), wanted):
                 return self._fault(number, target)
             return self._as_array(number, target, wanted, place)
         if kind in PYTHON_NUMBERS:
-            if found is None or found[0] or not self._castable(found[1], PYTHON_NUMBERS[kind]):
+            if found[0] or not self._castable(found[1], PYTHON_NUMBERS[kind]):
                 return self._fault(number, target)
             return Goal(number, partial(_number, kind, entry))
-        handler = self.registry.named(entry.handler)
-        if handler is not None and (
-            found is not None or not handler.accepts(self._form(number), target)
-        ):
-            return self._fault(number, target)
-        return self._as_saved(number, place or _sharding_of(target))
+        return self._fault(number, target)
 
     def _as_array(self, number: int, target: Any, dtype: np.dtype, place: object) -> Goal:
         """The goal of a leaf that becomes an array of the target's kind."""

@@ -106,9 +106,12 @@ class NumpyArray(Handler):
         return NumpyStruct(arrays[""].shape, _ordered(arrays[""].dtype, value))
 
 
+_FIRST_FOREIGN: Final = 256  # NPY_USERDEF: dtypes from here on are not numpy's own
+
+
 def _ordered(dtype: np.dtype, order: str | None) -> np.dtype:
     """The dtype in that byte order; those of ml_dtypes, as it may be stored, have only one."""
-    return dtype.newbyteorder(">") if order == ">" and dtype.isbuiltin == 1 else dtype
+    return dtype.newbyteorder(">") if order == ">" and dtype.num < _FIRST_FOREIGN else dtype
 
 
 class NumpyScalar(Handler):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from ckptmgr import InvalidOption
+from ckptmgr import InvalidOption, UnsupportedLeaf
 from ckptmgr.format.zarr import DTYPES
-from ckptmgr.tree.casting import can_cast, parse_casting
+from ckptmgr.tree.casting import can_cast, fill, parse_casting
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,36 @@ def test_an_unknown_word_is_refused() -> None:
     """With the words there are."""
     with pytest.raises(InvalidOption, match="same_kind"):
         parse_casting("lossy")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "fits"),
+    [
+        ([1.0, -0.0, np.inf, np.nan], "bfloat16", True),
+        ([65504.0], "float16", True),
+        ([65520.0], "float16", False),
+        ([1e30, np.inf], "float16", False),
+        ([6.0], "float4_e2m1fn", True),
+        ([7.0], "float4_e2m1fn", False),
+        ([np.nan], "float4_e2m1fn", False),
+        (np.array([1 + 2j]), "complex64", True),
+        (np.array([1 + 1e300j]), "complex64", False),
+        (np.array([127, -128]), "int8", True),
+        (np.array([128]), "int8", False),
+        (np.array([256]), "bfloat16", True),
+        (np.array([257]), "bfloat16", False),
+        (np.array([True, False]), "float8_e5m2", True),
+        (np.array([70000]), "float16", False),
+    ],
+)
+def test_values_survive_a_cast_or_are_refused(source: object, target: str, *, fits: bool) -> None:
+    """Integers exactly, floats without overflow; rounding is what was asked for."""
+    array = np.asarray(source)
+    filled = np.zeros(array.shape, DTYPES[target])
+    if fits:
+        fill(filled, array, "w")
+        assert np.array_equal(filled, array.astype(DTYPES[target]), equal_nan=True)
+    else:
+        with pytest.raises(UnsupportedLeaf, match=f"do not fit into {target}") as caught:
+            fill(filled, array, "w")
+        assert caught.value.leaf == "w"
