@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptmgr.errors import InvalidStep, NotAStep
@@ -22,6 +22,13 @@ LARGEST_STEP = 2**63 - 1
 
 _STEP = re.compile(r"step-(\d{8}|[1-9]\d{8,18})")
 _LEFTOVER = re.compile(r"\.(?:tmp|trash)-step-\d{8,19}-[0-9a-f]{16}")
+
+
+_CHUNK = r"c(\.\d+)*"
+_OURS = re.compile(
+    rf"{re.escape(COMMIT_RECORD)}|{re.escape(MANIFEST)}"
+    rf"|{ARRAYS}/([^/]+/)?zarr\.json|{ARRAYS}/[^/]+/{_CHUNK}|{PACKS}/\d+/(zarr\.json|{_CHUNK})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +99,8 @@ def temporary_name(name: str, kind: str) -> str:
 def is_leftover(name: str) -> bool:
     """Whether `name` is that of a write or deletion that a dead writer left."""
     return _LEFTOVER.fullmatch(name) is not None
+
+
+def foreign(paths: Iterable[str]) -> list[str]:
+    """Those of the files of a step that are none that we write: somebody else's."""
+    return sorted(path for path in paths if _OURS.fullmatch(path) is None)

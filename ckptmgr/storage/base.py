@@ -9,9 +9,13 @@ Calls block and come from several threads at a time, never from the event loop's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
+
+from ckptmgr.errors import StepExists
+from ckptmgr.format.step import foreign, step_number
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -32,7 +36,8 @@ class Attempt(Protocol):
         """Add the commit record and make the step visible, durable on return.
 
         Raises:
-          StepExists: the name is taken and `replace` is False; what is there is untouched.
+          StepExists: the name is taken and `replace` is False, or what is there holds files
+            that we do not write; it is untouched.
         """
 
 
@@ -77,7 +82,26 @@ class Storage(Protocol):
         """Begin a step of this name."""
 
     def delete(self, name: str) -> None:
-        """Remove a step; a crash in between leaves nothing that counts as one."""
+        """Remove a step; a crash in between leaves nothing that counts as one.
+
+        Raises:
+          StepExists: it holds files that we do not write; it is untouched.
+        """
 
     def sweep(self) -> list[str]:
         """Remove what dead writers left, for the one writer only; returns the names."""
+
+
+def refuse_foreign(files: Iterable[str], path: str) -> None:
+    """Refuse to remove a step that holds files, given by their paths in it, that are not ours.
+
+    Raises:
+      StepExists: it does.
+    """
+    others = foreign(files)
+    if others:
+        raise StepExists(
+            f"it holds files that are not ckptmgr's and is left alone; move out {others[:4]}",
+            step=step_number(os.path.basename(path)),
+            file=path,
+        )

@@ -23,7 +23,7 @@ from ckptmgr.errors import (
     TruncatedFile,
 )
 from ckptmgr.format.step import COMMIT_RECORD, is_leftover, step_number, temporary_name
-from ckptmgr.storage.base import Bytes
+from ckptmgr.storage.base import Bytes, refuse_foreign
 from ckptmgr.storage.lock import exclusive_lock
 from ckptmgr.storage.rename import exchange
 
@@ -113,6 +113,7 @@ class LocalStorage:
         """Rename to a trash name, sync, then remove."""
         path, trash = (os.path.join(self.root, n) for n in (name, temporary_name(name, "trash")))
         with _translated(path):
+            _refuse_foreign(path)
             os.rename(path, trash)
             _sync_directory(self.root)
         _remove(trash)
@@ -186,6 +187,7 @@ class LocalAttempt:
             if not os.path.lexists(final):
                 os.rename(self.directory, final)
             elif replace:
+                _refuse_foreign(final)
                 exchange(self.directory, final)  # the former step is now the temporary one
             else:
                 step = step_number(self._name)
@@ -247,6 +249,20 @@ def _write_all(descriptor: int, parts: Sequence[Bytes]) -> None:
             left[0], count = left[0][taken:], count - taken
             if not left[0]:
                 del left[0]
+
+
+def _refuse_foreign(path: str) -> None:
+    """Refuse to remove a step that somebody put files of their own into."""
+
+    def tell(error: OSError) -> None:
+        raise error
+
+    files = [
+        os.path.relpath(os.path.join(directory, name), path)
+        for directory, inside, names in os.walk(path, onerror=tell)
+        for name in [*names, *(n for n in inside if os.path.islink(os.path.join(directory, n)))]
+    ]
+    refuse_foreign(files, path)
 
 
 def _sync_directory(path: str) -> None:

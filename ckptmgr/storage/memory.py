@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from ckptmgr.errors import DirectoryLocked, MissingFile, StepExists, TruncatedFile
 from ckptmgr.format.step import COMMIT_RECORD, step_number
-from ckptmgr.storage.base import Bytes
+from ckptmgr.storage.base import Bytes, refuse_foreign
 
 
 class MemoryStorage:
@@ -80,6 +80,7 @@ class MemoryStorage:
 
     def delete(self, name: str) -> None:
         """Forget a step."""
+        refuse_foreign(self.steps.get(name, ()), name)
         try:
             del self.steps[name]
         except KeyError as error:
@@ -114,4 +115,5 @@ class MemoryAttempt:
         if self._name in self._steps and not replace:
             step = step_number(self._name)
             raise StepExists("something of this name is there already", step=step, file=self._name)
+        refuse_foreign(self._steps.get(self._name, ()), self._name)
         self._steps[self._name] = {**self._files, COMMIT_RECORD: record}

@@ -9,6 +9,7 @@ import pytest
 from ckptmgr import InvalidStep, NotAStep
 from ckptmgr.format.step import (
     LARGEST_STEP,
+    foreign,
     is_leftover,
     parse_step,
     step_name,
@@ -66,3 +67,13 @@ def test_only_what_we_name_is_a_leftover() -> None:
     assert not any(
         map(is_leftover, [".tmp", ".tmp-mine-0123456789abcdef", "step-00000003", ".lock"])
     )
+
+
+def test_what_is_not_ours_in_a_step_is_told_apart() -> None:
+    """By name alone."""
+    ours = [
+        "checkpoint.json", "tree.json", "arrays/zarr.json", "arrays/w/zarr.json", "arrays/w/c",
+        "arrays/%2e/c.0.12", "packs/0/zarr.json", "packs/12/c.3",
+    ]  # fmt: skip
+    others = ["notes.txt", "arrays/x", "arrays/w/c.0.b", "arrays/w/x/c.0", "packs/a/c.0", "c.0"]
+    assert foreign([*others, *ours]) == sorted(others)

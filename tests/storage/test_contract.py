@@ -31,7 +31,7 @@ def write(storage: Storage, name: str, *, replace: bool = False, **files: bytes)
     """Publish a step of these files."""
     with storage.attempt(name) as attempt:
         for path, data in files.items():
-            attempt.put(f"d/{path}", [data[:2], data[2:]])
+            attempt.put(f"arrays/{path}/c", [data[:2], data[2:]])
         attempt.publish(b"record", replace=replace)
 
 
@@ -48,7 +48,7 @@ def test_what_was_published_is_there(store: Open) -> None:
     other = store()
     assert "step-00000001" in other.names()
     assert other.taken("step-00000001")
-    assert other.read("step-00000001/d/a", 6) == b"abcdef"
+    assert other.read("step-00000001/arrays/a/c", 6) == b"abcdef"
     assert other.read(f"step-00000001/{COMMIT_RECORD}", 100) == b"record"
 
 
@@ -78,7 +78,7 @@ def test_a_taken_name_is_refused_and_what_is_there_is_untouched(store: Open) -> 
     write(storage, "step-00000001", a=b"old")
     with pytest.raises(StepExists):
         write(storage, "step-00000001", a=b"new")
-    assert storage.read("step-00000001/d/a", 3) == b"old"
+    assert storage.read("step-00000001/arrays/a/c", 3) == b"old"
 
 
 def test_replacing_swaps_everything_at_once(store: Open) -> None:
@@ -86,9 +86,9 @@ def test_replacing_swaps_everything_at_once(store: Open) -> None:
     storage = opened(store)
     write(storage, "step-00000001", a=b"old", b=b"old")
     write(storage, "step-00000001", replace=True, a=b"new")
-    assert storage.read("step-00000001/d/a", 3) == b"new"
+    assert storage.read("step-00000001/arrays/a/c", 3) == b"new"
     with pytest.raises(MissingFile):
-        storage.read("step-00000001/d/b", 3)
+        storage.read("step-00000001/arrays/b/c", 3)
     assert [name for name in storage.names() if name != ".lock"] == ["step-00000001"]
 
 
@@ -97,7 +97,7 @@ def test_a_part_of_a_file_goes_into_the_callers_buffer(store: Open) -> None:
     storage = opened(store)
     write(storage, "step-00000001", a=b"abcdef")
     buffer = bytearray(3)
-    storage.read_into("step-00000001/d/a", memoryview(buffer), offset=2, size=6)
+    storage.read_into("step-00000001/arrays/a/c", memoryview(buffer), offset=2, size=6)
     assert bytes(buffer) == b"cde"
 
 
@@ -108,17 +108,17 @@ def test_a_file_of_another_size_or_past_its_end_is_truncated(store: Open) -> Non
     for offset, size in [(0, 7), (0, 5), (5, 6)]:
         with pytest.raises(TruncatedFile):
             storage.read_into(
-                "step-00000001/d/a", memoryview(bytearray(3)), offset=offset, size=size
+                "step-00000001/arrays/a/c", memoryview(bytearray(3)), offset=offset, size=size
             )
     with pytest.raises(TruncatedFile):
-        storage.read("step-00000001/d/a", 5)
+        storage.read("step-00000001/arrays/a/c", 5)
 
 
 def test_what_is_missing_is_missing(store: Open) -> None:
     """Files and steps."""
     storage = opened(store)
     with pytest.raises(MissingFile):
-        storage.read("step-00000001/d/a", 5)
+        storage.read("step-00000001/arrays/a/c", 5)
     with pytest.raises(MissingFile):
         storage.delete("step-00000001")
 
@@ -130,7 +130,7 @@ def test_a_deleted_step_is_gone_and_its_neighbours_are_not(store: Open) -> None:
         write(storage, name, a=b"x")
     storage.delete("step-00000001")
     assert not storage.taken("step-00000001")
-    assert storage.read("step-00000002/d/a", 1) == b"x"
+    assert storage.read("step-00000002/arrays/a/c", 1) == b"x"
 
 
 def test_there_is_one_writer_and_the_end_of_its_context_lets_go(store: Open) -> None:
@@ -140,3 +140,40 @@ def test_there_is_one_writer_and_the_end_of_its_context_lets_go(store: Open) -> 
         pass
     with other.lock():
         pass
+
+
+def test_a_file_of_a_published_step_is_linked_and_outlives_it(store: Open) -> None:
+    """Under another path, through the replacement of its step and its deletion."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"abc", b=b"old")
+    with storage.attempt("step-00000001") as attempt:
+        attempt.link("step-00000001/arrays/a/c", "arrays/kept/c")
+        attempt.put("arrays/b/c", [b"new"])
+        attempt.publish(b"record", replace=True)
+    assert storage.read("step-00000001/arrays/kept/c", 3) == b"abc"
+    with storage.attempt("step-00000002") as attempt:
+        attempt.link("step-00000001/arrays/kept/c", "arrays/a/c")
+        attempt.publish(b"record", replace=False)
+    storage.delete("step-00000001")
+    assert storage.read("step-00000002/arrays/a/c", 3) == b"abc"
+
+
+def test_what_is_missing_cannot_be_linked(store: Open) -> None:
+    """It is an error with the file."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"abc")
+    with pytest.raises(MissingFile), storage.attempt("step-00000002") as attempt:
+        attempt.link("step-00000001/arrays/z/c", "arrays/a/c")
+
+
+def test_a_step_with_files_of_somebody_else_is_neither_replaced_nor_deleted(store: Open) -> None:
+    """The error names them."""
+    storage = opened(store)
+    with storage.attempt("step-00000001") as attempt:
+        attempt.put("arrays/a/notes.txt", [b"mine"])
+        attempt.publish(b"record", replace=False)
+    with pytest.raises(StepExists, match=r"notes\.txt"):
+        write(storage, "step-00000001", replace=True, a=b"x")
+    with pytest.raises(StepExists, match=r"notes\.txt"):
+        storage.delete("step-00000001")
+    assert storage.read("step-00000001/arrays/a/notes.txt", 4) == b"mine"
