@@ -1,4 +1,4 @@
-"""The whole benchmark: speed of each work, then memory, as tables and as results/bench.json.
+"""The whole benchmark: speed of each work, memory, planning, as tables and as results/bench.json.
 
 Usage: python -m tests.benchmarks [--rounds N] [--directory DIRECTORY]
 """
@@ -72,6 +72,15 @@ def memory_table(found: list[dict[str, object]]) -> Table:
     return table
 
 
+def plan_table(found: dict[str, dict[str, list[float]]]) -> Table:
+    """Microseconds a leaf, for each number of leaves."""
+    table = Table("leaves", "first", "cached", title="flatten + structure + plan, us a leaf")
+    for leaves, times in found.items():
+        cells = (f"{statistics.median(times[name]):.1f}" for name in ("first", "cached"))
+        table.add_row(f"{int(leaves):,}", *cells)
+    return table
+
+
 def main() -> None:
     """Run it all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -87,8 +96,10 @@ def main() -> None:
         console.print(speed_table(work, result["nbytes"], result["figures"]))  # type: ignore[arg-type]  # as speed.py writes them
     memory = [run("memory", case, arguments.directory) for case in CASES]
     console.print(memory_table(memory))
+    plan = run("plan", f"--rounds={arguments.rounds}")["plan"]
+    console.print(plan_table(plan))  # type: ignore[arg-type]  # as plan.py writes it
     with open("results/bench.json", "w") as file:
-        json.dump({**results, "memory": memory}, file, indent=1)
+        json.dump({**results, "memory": memory, "plan": plan}, file, indent=1)
 
 
 if __name__ == "__main__":
