@@ -20,13 +20,16 @@ _RESERVED = "zarr.json"  # the metadata file of the group that the directories l
 
 
 def join(keys: Iterable[object]) -> str:
-    """The text of a path: `join(["a/b", 0])` is `"a~1b/0"`. Keys that are no str appear as repr."""
+    """The text of a path: `join(["a/b", 0])` is `"a~1b/0"`. Keys that are no str appear as repr.
+
+    What is no Unicode in a key appears as a backslash and its number.
+    """
     texts = [key if isinstance(key, str) else repr(key) for key in keys]
     whole = SEPARATOR.join(texts)
     if "~" in whole or whole.count(SEPARATOR) >= len(texts):
         texts = [text.replace("~", "~0").replace(SEPARATOR, "~1") for text in texts]
         whole = SEPARATOR.join(texts)
-    return whole
+    return whole if whole.isascii() else whole.encode("utf-8", "backslashreplace").decode()
 
 
 def split(path: str) -> list[str]:

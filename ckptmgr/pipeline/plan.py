@@ -232,6 +232,10 @@ class _Draft:
 
     def add(self, leaf: int, name: str, array: Array, options: LeafOptions) -> None:
         """Place an array: nowhere if it is empty, else in the pack or in chunks of its own."""
+        if type(name) is not str:
+            raise UnsupportedLeaf(
+                f"an array is named by a str, not {name!r}", leaf=self._paths[leaf]
+            )
         laid = self._layout(array, self._paths[leaf])
         dtype, nbytes = laid.dtype, laid.nbytes
         if options.dtype is not None:

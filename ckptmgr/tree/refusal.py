@@ -24,6 +24,8 @@ def refuse(leaf: object) -> NoReturn:
     dtype = getattr(leaf, "dtype", None)
     if isinstance(leaf, jax.core.Tracer):
         advice = "it is a tracer: call save() outside of jit"
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
+        advice = "it is the shape of an array, not an array"
     elif dtype is not None:
         advice = f"its dtype {dtype} is not stored; convert it, or leave it out of the tree"
     elif callable(leaf):

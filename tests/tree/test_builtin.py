@@ -121,7 +121,8 @@ class MyArray(np.ndarray):
 REFUSED = [
     len, object(), MyDict(a=1), MyStr("a"), np.str_("a"), np.bytes_(b"a"), np.array(["a"]),
     np.array([object()]), np.zeros(2, [("a", "i4")]), np.ma.masked_array([1]),
-    np.zeros(2).view(MyArray), np.zeros(2, ">M8[s]"), np.void(b"ab"),
+    jax.ShapeDtypeStruct((2,), jnp.float32), np.zeros(2).view(MyArray), np.zeros(2, ">M8[s]"),
+    np.void(b"ab"),
 ]  # fmt: skip
 
 
