@@ -118,11 +118,13 @@ class Catalog:
     def retain(self) -> None:
         """Delete what no rule keeps. What cannot be deleted is logged and left."""
         for step, why in self.verdict().deleted.items():
-            self._replace({s: info for s, info in self._steps.items() if s != step})
+            before = self._steps
+            self._replace({s: info for s, info in before.items() if s != step})
             try:
                 self._storage.delete(step_name(step))
             except CheckpointError as error:
                 logging.error("step %d could not be deleted: %s", step, error)
+                self._replace(before)
                 continue
             self._deleted[step] = why
             logging.info("deleted step %d: %s", step, why)

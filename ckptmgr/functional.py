@@ -16,23 +16,24 @@ from typing import Any
 import anyio.to_thread
 
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import InvalidOption, MissingFile, NoSuchStep, StepExists
-from ckptmgr.format.manifest import CommitRecord, Manifest
+from ckptmgr.errors import DamagedStep, InvalidOption, MissingFile, NoSuchStep, StepExists
+from ckptmgr.format.manifest import CommitRecord, Manifest, decode_record
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
+from ckptmgr.jobs import SaveJob
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, local_path, pack_size
 from ckptmgr.pipeline import forms, match, restore
 from ckptmgr.pipeline import merge as merging
 from ckptmgr.pipeline.commit import step_info
-from ckptmgr.pipeline.header import Header, header
+from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.plan import Planner
-from ckptmgr.pipeline.read import read_manifest, read_record
+from ckptmgr.pipeline.read import read_manifest, read_record, read_record_bytes
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll
-from ckptmgr.service import SaveJob, Service
+from ckptmgr.service import Service
 from ckptmgr.storage.local import LocalStorage
 from ckptmgr.tree.handlers import Handler
 from ckptmgr.tree.registry import Registry
@@ -67,7 +68,10 @@ def save(  # each on its own
       StepExists: `path` exists and neither `overwrite` nor `merge` is asked for, or it is no
         checkpoint.
       NoSuchStep: there is nothing to merge into.
-      TreeMismatch: the tree cannot be merged into the one that is there.
+      TreeMismatch: the tree cannot be merged into the one that is there, or a glob of
+        `leaf_options` matches no leaf.
+      InvalidOption: the options of a leaf do not fit it.
+      DamagedStep: what is to be merged into is damaged.
       UnsupportedLeaf: something in the tree cannot be stored; names its path.
       StorageError: it cannot be written.
     """
@@ -97,13 +101,19 @@ def save_async(  # as save
     """As `save`, but returns once the snapshot is taken, with a future of the rest."""
     if merge and overwrite:
         raise InvalidOption("merge keeps what overwrite replaces: ask for one of them")
-    root, name = os.path.split(local_path(path))
+    # Through links, which a rename would replace.
+    root, name = os.path.split(os.path.realpath(local_path(path)))
     storage, registry = LocalStorage(root), Registry(handlers)
-    former = _former(storage, name) if merge else None
-    pack = next_pack(former[1]) if former else 0
-    planned = Planner(registry, pack_size(_PACK_BELOW), LeafRules(leaf_options), pack).plan(tree)
-    kept = merging.merge(name, *former, planned.plan) if former else None
-    head = _header(former[0] if former else None, metadata)
+    rules, below = LeafRules(leaf_options), pack_size(_PACK_BELOW)
+    if merge:
+        raw, record, manifest = _former(storage, name)
+        planned = Planner(registry, below, rules, next_pack(manifest)).plan(tree)
+        kept = merging.merge(name, raw, manifest, planned.plan)
+        said = header(record.step, step_info(record, "").metrics, metadata)
+        head = replace(said, metadata={**record.metadata, **said.metadata})
+    else:
+        planned, kept = Planner(registry, below, rules).plan(tree), None
+        head = header(None, None, metadata)
     taken = storage.taken(name)
     if taken and not (overwrite or merge):
         raise StepExists("this path exists; overwrite=True replaces a checkpoint", file=path)
@@ -122,24 +132,23 @@ def save_async(  # as save
         service.finish()
 
 
-def _former(storage: LocalStorage, name: str) -> tuple[CommitRecord, Manifest]:
-    """The checkpoint to merge into."""
-    try:
-        record = read_record(storage, name)
-    except MissingFile as error:
-        raise NoSuchStep(
-            "there is no checkpoint to merge into; save it without merge=True first",
-            file=f"{storage.root}/{name}",
-        ) from error
-    return record, read_manifest(storage, name, record)
-
-
-def _header(former: CommitRecord | None, metadata: Mapping[str, object] | None) -> Header:
-    """The header of what is saved; of what is merged, with all that was said before."""
-    if former is None:
-        return header(None, None, metadata)
-    said = header(former.step, step_info(former, "").metrics, metadata)
-    return replace(said, metadata={**former.metadata, **said.metadata})
+def _former(storage: LocalStorage, name: str) -> tuple[bytes, CommitRecord, Manifest]:
+    """The checkpoint to merge into: the bytes of its record, the record, the manifest."""
+    file = f"{storage.root}/{name}"
+    while True:
+        try:
+            raw = read_record_bytes(storage, name)
+        except MissingFile as error:
+            raise NoSuchStep(
+                "there is no checkpoint to merge into; save it without merge=True first", file=file
+            ) from error
+        record = decode_record(raw, f"{file}/{COMMIT_RECORD}")
+        try:
+            return raw, record, read_manifest(storage, name, record)
+        except DamagedStep:
+            # One that was replaced in between is not damaged: read the new one.
+            if read_record_bytes(storage, name) == raw:
+                raise
 
 
 def load(  # each on its own

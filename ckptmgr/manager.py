@@ -22,6 +22,7 @@ from ckptmgr.errors import ManagerClosed, NoSuchStep, StepExists
 from ckptmgr.failures import Failures
 from ckptmgr.format.step import StepInfo, parse_step, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
+from ckptmgr.jobs import OnBusy, SaveJob
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
 from ckptmgr.options import count, limiter, local_path, pack_size, require
 from ckptmgr.pipeline import forms, match, restore
@@ -30,7 +31,7 @@ from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.plan import Planner
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll, Retention, Verdict, ranked
-from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, OnBusy, SaveJob, Service
+from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, Service
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
 from ckptmgr.tree.handlers import Handler
@@ -71,7 +72,8 @@ class CheckpointManager:
       tolerated_failures: how many saves in a row may fail, unheard, before the next
         `save` says so by raising EarlierSaveFailed.
       borrow: view jax arrays on CPU instead of copying them. A donated step then
-        allocates fresh memory while views are held; False copies, under the limit.
+        allocates fresh memory while views are held; False copies, under the limit. An array
+        that `jax.device_put` made of numpy memory shares it: do not write to that memory.
       storage: where to, instead of local files.
 
     Raises:
@@ -150,7 +152,8 @@ class CheckpointManager:
         Raises:
           NotAStep, InvalidStep: `step` is no step.
           UnsupportedLeaf: something in the tree cannot be stored; names its path.
-          InvalidOption: metrics or metadata are not what they must be.
+          InvalidOption: metrics, metadata or the options of a leaf are not what they must be.
+          TreeMismatch: a glob of `leaf_options` matches no leaf.
           StepExists: the step is committed or queued and `overwrite` is False.
           EarlierSaveFailed: this save is queued, but an earlier one failed unheard.
           ManagerClosed: the manager was closed, or is read-only.

@@ -16,9 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -26,54 +25,18 @@ from absl import logging
 from anyio.from_thread import BlockingPortal
 
 from ckptmgr.errors import CheckpointError, ManagerClosed, NoSpace, StepExists, WaitTimeout
-from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import StepInfo
-from ckptmgr.future import LoadFuture, Progress, SaveFuture, State, settled
+from ckptmgr.future import LoadFuture, Progress, State, settled
+from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import commit, write
-from ckptmgr.pipeline.header import Header
-from ckptmgr.pipeline.merge import Merge
-from ckptmgr.pipeline.plan import Planned
-from ckptmgr.pipeline.read import read_record
-from ckptmgr.pipeline.snapshot import Handover, take
+from ckptmgr.pipeline.snapshot import take
 from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.storage.base import Attempt, Storage
 
 END_SECONDS: Final = 600.0  # how long close(), and the interpreter's exit, wait at the most
 INTERRUPTED_SECONDS: Final = 30.0  # the same after Ctrl-C
 _JOIN_SECONDS: Final = 5.0
-OnBusy = Literal["wait", "skip", "replace"]
-T = TypeVar("T")
-
-
-class Ledger(Protocol):
-    """What keeps the books of a directory: told of each commit, then asked to tidy up."""
-
-    def refresh(self) -> None:
-        """Look at what is there; once, before any work."""
-
-    def commit_time(self) -> float:
-        """The time for the next commit record, in seconds since the epoch."""
-
-    def add(self, name: str, record: CommitRecord) -> StepInfo:
-        """Note what was committed."""
-
-    def retain(self) -> None:
-        """Delete what is not to be kept."""
-
-
-@dataclass(slots=True, eq=False)
-class SaveJob:
-    """A save on its way: what to write, and where its snapshot and its outcome go."""
-
-    name: str
-    planned: Planned  # its arrays are emptied by the snapshot: the tree is not ours to keep
-    header: Header
-    replace: bool
-    future: SaveFuture
-    handover: Handover
-    kept: Merge | None = None
-    scope: anyio.CancelScope | None = field(default=None)
 
 
 class Service:
@@ -289,10 +252,29 @@ class Service:
         except BaseException as error:  # noqa: BLE001  # the thread's end: it goes to who waits
             if opened.done():
                 logging.error("the checkpoint service ended: %r", error)
+                self._fail_all(error)
             else:
                 opened.set_exception(error)
         finally:
             atexit.unregister(self.close_quietly)
+
+    def _fail_all(self, cause: BaseException) -> None:
+        """The thread ends before its time: nobody is to wait for it."""
+        error = CheckpointError(f"the checkpoint service ended: {cause!r}; open a new manager")
+        error.__cause__ = cause
+        with self._changed:
+            self._closing = True
+            jobs = [self._active, *self._queue] if self._active else list(self._queue)
+            loads = list(self._loads)
+            self._active = None
+            self._queue.clear()
+            self._loads.clear()
+            self._changed.notify_all()
+        for job in jobs:
+            job.handover.abandon()
+        for future in [*(job.future for job in jobs), *loads]:
+            if not future.done():
+                future.resolve(State.FAILED, error)
 
     async def _main(self, opened: Future[BlockingPortal]) -> None:
         loop = asyncio.get_running_loop()
@@ -325,14 +307,14 @@ class Service:
     async def _save(self, job: SaveJob) -> None:
         outcome: StepInfo | CheckpointError | None = None
         with anyio.CancelScope() as job.scope:
-            outcome = await _outcome(self._write(job), "save", job.future.step)
+            outcome = await outcome_of(self._write(job), "save", job.future.step)
         if isinstance(outcome, CheckpointError):
             logging.error("a save failed: %s", outcome)
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
             job.future.resolve(State.COMMITTED, outcome)
             tidied = anyio.to_thread.run_sync(self._ledger.retain)
-            failed = await _outcome(tidied, "retention", job.future.step)
+            failed = await outcome_of(tidied, "retention", job.future.step)
             if failed is not None:
                 logging.error("nothing was deleted: %s", failed)
 
@@ -342,9 +324,10 @@ class Service:
         if not future.advance(State.WRITING):
             return None
         free = self._storage.free_bytes()
-        if free is not None and free < plan.nbytes:
+        if free is not None and free < plan.least_nbytes:
             raise NoSpace(
-                f"the step needs {plan.nbytes} bytes and {free} are free; free some, keep fewer",
+                f"the step needs {plan.least_nbytes} bytes and {free} are free; free some, or "
+                "keep fewer steps",
                 file=self._storage.root,
             )
 
@@ -362,9 +345,10 @@ class Service:
         if not job.future.advance(State.COMMITTING):
             return None
         now = self._ledger.commit_time()
-        if job.kept and read_record(self._storage, job.name).nonce != job.kept.record.nonce:
-            raise StepExists("the checkpoint was changed while it was merged into; merge again")
-        record = commit.commit(manifest, job.header, attempt, now, replace=job.replace)
+        former = job.kept.record if job.kept else None
+        record = commit.commit(
+            manifest, job.header, attempt, now, replace=job.replace, former=former
+        )
         return self._ledger.add(job.name, record)
 
     async def _load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
@@ -372,7 +356,7 @@ class Service:
             with anyio.CancelScope() as scope:
                 future.add_wakeup(lambda ended: ended.cancelled() and self._soon(scope.cancel))
                 if future.advance(State.READING):
-                    outcome = await _outcome(work(), "load", future.step)
+                    outcome = await outcome_of(work(), "load", future.step)
                     failed = isinstance(outcome, CheckpointError)
                     future.resolve(State.FAILED if failed else State.LOADED, outcome)
         finally:
@@ -380,19 +364,6 @@ class Service:
                 self._loads.discard(future)
                 self._changed.notify_all()
             self.kick()
-
-
-async def _outcome(work: Awaitable[T], what: str, step: int | None) -> T | CheckpointError:
-    """What the work returns, or what it fails with: an error of ours that names its step."""
-    try:
-        return await work
-    except CheckpointError as error:
-        failure = error
-    except Exception as error:  # noqa: BLE001  # the service must outlive whatever fails
-        failure = CheckpointError(f"the {what} failed: {error!r}")
-        failure.__cause__ = error
-    failure.step = step if failure.step is None else failure.step
-    return failure
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:

@@ -23,10 +23,11 @@ LAYERS = {
     "options": 4,
     "pipeline": 5,
     "catalog": 6,
-    "service": 6,
-    "manager": 7,
-    "functional": 8,
-    "__init__": 9,
+    "jobs": 6,
+    "service": 7,
+    "manager": 8,
+    "functional": 9,
+    "__init__": 10,
 }
 WITHOUT_JAX = {
     "errors",

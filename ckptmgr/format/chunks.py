@@ -32,8 +32,7 @@ def default_chunk(shape: Shape, shard: Shape, itemsize: int, limit: int = CHUNK_
         if shape == shard:
             edges[axis] = math.ceil(edge / math.ceil(edge * row / limit))
         else:
-            divisors = [d for d in range(1, edge + 1) if edge % d == 0]
-            edges[axis] = min(divisors, key=lambda d: abs(math.log(d * row / limit)))
+            edges[axis] = min(divisors(edge), key=lambda d: abs(math.log(d * row / limit)))
         if edges[axis] > 1 or row <= limit:
             break
     return tuple(edges)

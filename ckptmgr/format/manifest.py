@@ -21,6 +21,8 @@ from ckptmgr.format.scalar import JSON
 from ckptmgr.format.zarr import RAW, Codec, Shape
 
 FORMAT: Final = 1
+_MOST_AXES: Final = 64  # numpy's limits
+_LONGEST_AXIS: Final = 2**63
 ALIGNMENT: Final = 64  # bytes; what jax takes over without a copy on CPU
 LARGEST_RECORD: Final = 16 << 20
 LARGEST_MANIFEST: Final = 1 << 30
@@ -254,9 +256,10 @@ def _contradiction(manifest: Manifest) -> str | None:
     packs = {pack.process: pack for pack in manifest.packs}
     if len(packs) != len(manifest.packs):
         return "two packs of one process"
-    for pack in manifest.packs:
-        if pack.chunk < 1 or pack.nbytes < 0:
-            return f"pack {pack.process} has an impossible size"
+    if any(pack.chunk < 1 or pack.nbytes < 0 for pack in manifest.packs):
+        return "a pack has an impossible size"
+    if len({leaf.path for leaf in manifest.leaves}) != len(manifest.leaves):
+        return "two leaves have the same path"
     directories = set()
     for leaf in manifest.leaves:
         for array in leaf.arrays:
@@ -276,8 +279,8 @@ def _contradiction(manifest: Manifest) -> str | None:
 def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
     if array.dtype not in zarr.DTYPES:
         return f"unknown dtype {array.dtype!r}"
-    if any(n < 0 for n in array.shape):
-        return "a negative dimension"
+    if len(array.shape) > _MOST_AXES or not all(0 <= n < _LONGEST_AXIS for n in array.shape):
+        return "an impossible shape"
     nbytes = array.nbytes
     if (array.grid is not None) + len(array.packed) != (nbytes > 0):
         return "its bytes must lie in exactly one place"
@@ -295,10 +298,14 @@ def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
 
 def _impossible_grid(shape: Shape, grid: Grid) -> str | None:
     chunk = grid.chunk
-    if len(chunk) != len(shape) or any(edge < 1 for edge in chunk):
+    if len(chunk) != len(shape) or any(
+        not 1 <= edge <= max(n, 1) for edge, n in zip(chunk, shape, strict=True)
+    ):
         return "its chunks do not fit its shape"
     if len(grid.digests) != zarr.cells(shape, chunk):
         return "its digests do not match its chunks"
+    if grid.codec.zstd is not None and grid.codec.zstd not in zarr.ZSTD_LEVELS:
+        return "an impossible level of zstd"
     inside = grid.codec.read_chunk or chunk
     if len(inside) != len(chunk) or any(
         edge < 1 or whole % edge for edge, whole in zip(inside, chunk, strict=True)

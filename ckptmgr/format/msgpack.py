@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -25,6 +25,7 @@ LARGEST_ARRAY: Final = 2**30  # bytes; larger ones are cut, as theirs are
 _ARRAY, _COMPLEX, _SCALAR, _TUPLE = 1, 2, 3, 4
 _CHUNKED: Final = "__msgpack_chunked_array__"
 _DEEPEST: Final = 128  # tuples in tuples: each is a message of its own inside the other
+_AMPLIFIED: Final = 16  # how many times the bytes of a message those inside it may be, all told
 _MOST_AXES: Final = 64  # numpy's own limit
 _LONGEST_NAME: Final = 32
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, bytearray)
@@ -46,8 +47,7 @@ def serialize(tree: object, in_place: bool = False) -> bytes:  # noqa: FBT001, F
     Raises:
       MsgpackError: the format cannot hold something in the tree; names its path.
     """
-    ready = _ready(tree, (), in_dicts=True, ordered=in_place)
-    return _packed(ready)
+    return _packed(_ready(tree, _Place(), ordered=in_place))
 
 
 def restore(data: bytes, *, writable: bool = False) -> Any:  # a tree of whatever was written
@@ -73,48 +73,70 @@ def restore(data: bytes, *, writable: bool = False) -> Any:  # a tree of whateve
 # Writing
 
 
-def _ready(value: object, path: tuple[object, ...], *, in_dicts: bool, ordered: bool) -> object:
+class _Place(NamedTuple):
+    """Where in the tree a value lies: its path, whether in dicts alone, in how many tuples."""
+
+    path: tuple[object, ...] = ()
+    in_dicts: bool = True
+    tuples: int = 0
+
+    @property
+    def leaf(self) -> str:
+        """The path as text."""
+        return keypath.join(self.path)
+
+    def below(self, key: object, kind: type) -> _Place:
+        """The place of an item of a container of this kind."""
+        in_dicts = self.in_dicts and kind is dict
+        return _Place((*self.path, key), in_dicts, self.tuples + (kind is tuple))
+
+
+def _ready(value: object, place: _Place, *, ordered: bool) -> object:
     """The value with its containers checked and copied, and large arrays cut."""
     kind = type(value)
+    if place.tuples > _DEEPEST:
+        raise MsgpackError(f"tuples are nested more than {_DEEPEST} deep", leaf=place.leaf)
     try:
         if isinstance(value, dict) and kind is dict:
             return {
-                _key(key, path): _ready(
-                    value[key], (*path, key), in_dicts=in_dicts, ordered=ordered
-                )
+                _key(key, place): _ready(value[key], place.below(key, kind), ordered=ordered)
                 for key in (value if ordered else sorted(value))
             }
         if isinstance(value, list | tuple) and kind in (list, tuple):
-            items = enumerate(value)
             return kind(
-                _ready(item, (*path, place), in_dicts=False, ordered=ordered)
-                for place, item in items
+                _ready(item, place.below(number, kind), ordered=ordered)
+                for number, item in enumerate(value)
             )
     except TypeError as error:
-        raise MsgpackError(
-            f"the keys of this dict have no order: {error}", leaf=keypath.join(path)
-        ) from error
+        raise MsgpackError(f"the keys have no order: {error}", leaf=place.leaf) from error
     except RecursionError as error:
         raise MsgpackError("the tree is nested too deep") from error
     if kind in _PLAIN:
-        return value
-    array = _host(value, path)
-    return _cut(array) if in_dicts and array.nbytes > LARGEST_ARRAY else value
+        return _checked(value, place)
+    array = _host(value, place)
+    return _cut(array) if place.in_dicts and array.nbytes > LARGEST_ARRAY else value
 
 
-def _key(key: object, path: tuple[object, ...]) -> object:
+def _checked(value: object, place: _Place) -> object:
+    """A plain value, refused where msgpack has no room for it."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise MsgpackError(f"msgpack holds ints of 64 bits, not {value:#x}", leaf=place.leaf)
+    if isinstance(value, str) and value.encode(errors="replace").decode() != value:
+        raise MsgpackError("msgpack holds text that is Unicode", leaf=place.leaf)
+    return value
+
+
+def _key(key: object, place: _Place) -> object:
     if type(key) not in _KEYS:
-        raise MsgpackError(
-            f"a key is str, bytes, a number or None, not {key!r}", leaf=keypath.join(path)
-        )
+        raise MsgpackError(f"a key is str, bytes, a number or None, not {key!r}", leaf=place.leaf)
     if key == _CHUNKED:
-        raise MsgpackError(f"the key {key!r} is the format's own", leaf=keypath.join(path))
+        raise MsgpackError(f"the key {key!r} is the format's own", leaf=place.leaf)
     return key
 
 
-def _host(value: Any, path: tuple[object, ...]) -> np.ndarray:
+def _host(value: Any, place: _Place) -> np.ndarray:
     """A jax or numpy array, or numpy scalar, as a numpy array in the machine's byte order."""
-    kind, leaf = type(value), keypath.join(path)
+    kind, leaf = type(value), place.leaf
     if not getattr(value, "is_fully_addressable", True):
         raise MsgpackError("this array lies on devices of other processes too", leaf=leaf)
     own = kind is np.ndarray or hasattr(value, "addressable_shards")
@@ -158,11 +180,9 @@ def _packed(value: object) -> bytes:
 def _extension(value: Any) -> msgpack.ExtType:
     if isinstance(value, complex) and type(value) is complex:
         return msgpack.ExtType(_COMPLEX, msgpack.packb((value.real, value.imag)))
-    if isinstance(value, int) and type(value) is int:
-        raise MsgpackError(f"msgpack holds ints of 64 bits, not {value:#x}")
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, _packed(list(value)))
-    array = _host(value, ())
+    array = _host(value, _Place())
     content = (array.shape, array.dtype.name, array.tobytes("C"))
     return msgpack.ExtType(
         _SCALAR if isinstance(value, np.generic) else _ARRAY, msgpack.packb(content)
@@ -178,9 +198,12 @@ class _Unpacker:
     def __init__(self, *, writable: bool) -> None:
         self._writable = writable
         self._depth = 0
+        self._budget = 0
 
     def unpack(self, data: bytes) -> Any:
         """The value; lengths that are claimed and not there are refused by msgpack."""
+        if not self._depth:
+            self._budget = _AMPLIFIED * (len(data) + (1 << 20))
         return msgpack.unpackb(data, ext_hook=self._extension, raw=False, strict_map_key=False)
 
     def _extension(self, code: int, data: bytes) -> object:
@@ -201,8 +224,9 @@ class _Unpacker:
         raise MsgpackError(f"extension type {code} is not known")
 
     def _tuple(self, data: bytes) -> object:
-        if self._depth == _DEEPEST:
-            raise MsgpackError(f"tuples are nested more than {_DEEPEST} deep")
+        self._budget -= len(data)
+        if self._depth == _DEEPEST or self._budget < 0:
+            raise MsgpackError(f"tuples are nested more than {_DEEPEST} deep, or too much in them")
         self._depth += 1
         items = self.unpack(data)
         self._depth -= 1
@@ -222,6 +246,8 @@ class _Unpacker:
         if math.prod(shape) * dtype.itemsize != len(buffer):
             raise MsgpackError(f"{len(buffer)} bytes for shape {shape} of {dtype.name}")
         array = np.frombuffer(buffer, dtype).reshape(shape)
+        if dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise MsgpackError("a bool is 0 or 1")
         return array.copy() if self._writable else array
 
 

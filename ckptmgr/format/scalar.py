@@ -18,6 +18,7 @@ else:
     JSON = Any  # msgspec, which reads the annotations of a struct, knows no recursive alias
 _EXACT_IN_JSON = 2**53
 _PAIR = 2
+_DOUBLE = 8
 
 
 def to_json(value: object) -> JSON:
@@ -70,7 +71,7 @@ def from_json(value: JSON) -> object:
         case [("int", str(text))]:
             return int(text, 16)
         case [("float", str(text))]:
-            return float(struct.unpack(">d", bytes.fromhex(text))[0])
+            return _double(bytes.fromhex(text))
         case [("complex", [real, imag])]:
             parts = from_json(real), from_json(imag)
             if all(isinstance(part, float) for part in parts):
@@ -84,6 +85,12 @@ def from_json(value: JSON) -> object:
     raise ValueError(f"unknown value {sorted(value)}")
 
 
+def _double(data: bytes) -> float:
+    if len(data) != _DOUBLE:
+        raise ValueError(f"a float has {_DOUBLE} bytes, not {len(data)}")
+    return float(struct.unpack(">d", data)[0])
+
+
 def _container(kind: str, items: list[JSON]) -> object:
     if kind == "dict":
         return dict(_pair(item) for item in items)
@@ -95,6 +102,8 @@ def _pair(item: JSON) -> tuple[object, object]:
     if not isinstance(item, list) or len(item) != _PAIR:
         raise ValueError("an item of a dict is a key and a value")
     key = from_json(item[0])
-    if isinstance(key, list | dict):
-        raise ValueError("no dict has a key like this")  # noqa: TRY004  # one error for every fault
+    try:
+        hash(key)
+    except TypeError as error:
+        raise ValueError(f"no dict has a key like {key!r}") from error
     return key, from_json(item[1])

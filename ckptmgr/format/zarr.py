@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
 
 def grid(shape: Shape, chunk: Shape) -> Iterator[Chunk]:
     """The cells of the grid in C order; the last of an axis may reach less far than `chunk`."""
-    counts = (range(math.ceil(n / edge)) for n, edge in zip(shape, chunk, strict=True))
+    counts = (range(-(-n // edge)) for n, edge in zip(shape, chunk, strict=True))
     for index in itertools.product(*counts):
         start = tuple(i * edge for i, edge in zip(index, chunk, strict=True))
         extent = tuple(min(edge, n - s) for edge, n, s in zip(chunk, shape, start, strict=True))
@@ -60,7 +60,7 @@ def grid(shape: Shape, chunk: Shape) -> Iterator[Chunk]:
 
 def cells(shape: Shape, chunk: Shape) -> int:
     """How many cells `grid` gives."""
-    return math.prod(math.ceil(n / edge) for n, edge in zip(shape, chunk, strict=True))
+    return math.prod(-(-n // edge) for n, edge in zip(shape, chunk, strict=True))
 
 
 def is_run(shape: Shape, chunk: Shape) -> bool:
@@ -82,6 +82,7 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 RAW: Final = Codec()
+ZSTD_LEVELS: Final = range(-7, 23)
 
 
 def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape, codec: Codec = RAW) -> bytes:

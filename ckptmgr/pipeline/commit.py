@@ -7,7 +7,6 @@ on it survives a power cut.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from importlib import metadata
 import jax
 import numpy as np
 
+from ckptmgr.errors import DamagedStep, MissingFile
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import (
@@ -56,17 +56,29 @@ async def put_metadata(plan: Plan, kept: Merge | None, attempt: Attempt, threads
     todo = deque(partial(attempt.put, path, [data]) for path, data in files.items())
     if kept:
         linked = kept.files()
-        todo.extend(partial(attempt.link, f"{kept.name}/{path}", path) for path in linked)
+        todo.extend(partial(_link, attempt, kept.name, path, leaf) for path, leaf in linked)
         group = f"{ARRAYS}/{zarr.METADATA}"
-        if group not in files and any(path.startswith(ARRAYS) for path in linked):
+        if group not in files and any(path.startswith(ARRAYS) for path, _ in linked):
             todo.append(partial(attempt.put, group, [zarr.group_metadata()]))
 
     def worker() -> None:
-        with contextlib.suppress(IndexError):  # another one took the last
-            while todo:
-                todo.popleft()()
+        while True:
+            try:
+                put = todo.popleft()
+            except IndexError:
+                return
+            put()
 
     await run_threads(threads, worker, todo.clear)
+
+
+def _link(attempt: Attempt, name: str, path: str, leaf: str) -> None:
+    try:
+        attempt.link(f"{name}/{path}", path)
+    except MissingFile as error:
+        raise DamagedStep(
+            f"a data file of what is kept: {error.message}", leaf=leaf, file=error.file
+        ) from error
 
 
 def assemble(
@@ -80,12 +92,19 @@ def assemble(
 
 
 def commit(
-    manifest: Manifest, header: Header, attempt: Attempt, now: float, *, replace: bool
+    manifest: Manifest,
+    header: Header,
+    attempt: Attempt,
+    now: float,
+    *,
+    replace: bool,
+    former: bytes | None,
 ) -> CommitRecord:
     """Put the manifest and publish the step; blocks until it is durable.
 
     Waits for metrics that are still being computed. `now` is the commit time. With
-    `replace` it takes the place of a step of that name.
+    `replace` it takes the place of a step of that name, one of the record `former` if that
+    is given.
     """
     data = encode_manifest(manifest)
     record = CommitRecord(
@@ -102,7 +121,7 @@ def commit(
         metadata=dict(header.metadata),
     )
     attempt.put(MANIFEST, [data])
-    attempt.publish(encode_record(record), replace=replace)
+    attempt.publish(encode_record(record), replace=replace, former=former)
     return record
 
 
@@ -122,7 +141,7 @@ def step_info(record: CommitRecord, path: str) -> StepInfo:
 def _number(value: JSON) -> float:
     number = from_json(value)
     if not isinstance(number, int | float):
-        raise ValueError(f"a metric is a number, not {number!r}")  # noqa: TRY004  # it is data  # it is data
+        raise ValueError(f"a metric is a number, not {number!r}")  # noqa: TRY004  # it is data
     return float(number)
 
 

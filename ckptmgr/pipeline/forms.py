@@ -26,7 +26,7 @@ from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.zarr import DTYPES, Shape
 from ckptmgr.pipeline.plan import Plan
 from ckptmgr.tree import sharding, structure
-from ckptmgr.tree.builtin import NUMBERS, PythonScalar
+from ckptmgr.tree.builtin import NUMBERS, Bytes, PythonScalar
 from ckptmgr.tree.handlers import Array, NumpyStruct, Stored
 from ckptmgr.tree.registry import Registry
 
@@ -80,7 +80,7 @@ def value(entry: LeafEntry) -> object:
     """
     try:
         return from_json(entry.value)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DamagedStep(f"the manifest holds no value: {error}", leaf=entry.path) from error
 
 
@@ -126,11 +126,13 @@ def describe(
         by_path = {entry.path: shown for entry, shown in zip(manifest.leaves, found, strict=True)}
         return jax.tree_util.tree_unflatten(treedef, [by_path.get(path) for path in paths])
 
-    def as_dict(node: CustomNode | RegisteredNode, children: list[object], depth: int) -> object:
+    def as_dict(
+        node: CustomNode | RegisteredNode, children: list[object], path: tuple[object, ...]
+    ) -> object:
         named = {}
         for child, built in zip(node.children, children, strict=True):
             for leaf in leaf_indices(child)[:1]:
-                named[keypath.split(manifest.leaves[leaf].path)[depth]] = built
+                named[keypath.split(manifest.leaves[leaf].path)[len(path)]] = built
         return named
 
     return structure.build(manifest.structure, found, as_dict)
@@ -141,7 +143,9 @@ def saved(entry: LeafEntry) -> str:
     found = numbers(entry)
     if found is not None and entry.arrays:
         return f"{found[1].name}[{','.join(map(str, found[0]))}]"
-    return entry.handler if entry.handler != PythonScalar.name else type(value(entry)).__name__
+    if entry.handler == PythonScalar.name:
+        return type(value(entry)).__name__
+    return str(value(entry)) if entry.handler == Bytes.name else entry.handler
 
 
 def asked(target: object) -> str:

@@ -5,6 +5,7 @@ They are given by globs of key paths or as a prefix tree, and chosen as a plan i
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ from ckptmgr.format.chunks import (
     default_chunk,
     largest_chunk,
 )
-from ckptmgr.format.zarr import DTYPES, NAMES, RAW, Codec, Shape
+from ckptmgr.format.zarr import DTYPES, NAMES, RAW, ZSTD_LEVELS, Codec, Shape
 from ckptmgr.limiter import parse_bytes
 from ckptmgr.tree.rules import by_globs, by_prefix, prefixes
 
 _SMALL_CHUNK: Final = 1_000_000
 _ZSTD_LEVEL: Final = 3
-_ZSTD_LEVELS: Final = range(-7, 23)
+_FEW: Final = 64  # how many times smaller than asked for a chunk may come out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class LeafOptions:
                     stacklevel=3,
                 )
         _zstd_level(self.compression)
-        if self.own_array not in (None, True, False):
+        if not (self.own_array is None or isinstance(self.own_array, bool)):
             raise InvalidOption(f"own_array is True, False or None, not {self.own_array!r}")
         if self.own_array is False and self.needs_own_array:
             raise InvalidOption("what lies in the pack has neither chunks nor compression")
@@ -121,7 +122,7 @@ class LeafOptions:
         elif self.read_chunk is not None:
             check_divides(self.read_chunk, shard, "read_chunk", "the shard", leaf)
             counts = tuple(n // edge for n, edge in zip(shard, self.read_chunk, strict=True))
-            inside = itemsize * int(np.prod(self.read_chunk))
+            inside = itemsize * math.prod(self.read_chunk)
             blocks = largest_chunk(counts, sharded, max(1, CHUNK_BYTES // inside))
             chunk = tuple(n * edge for n, edge in zip(blocks, self.read_chunk, strict=True))
         elif isinstance(self.chunk_bytes, int):
@@ -131,6 +132,13 @@ class LeafOptions:
                     leaf=leaf,
                 )
             chunk = largest_chunk(shard, sharded, self.chunk_bytes // itemsize)
+            nbytes = math.prod(chunk) * itemsize
+            if nbytes * _FEW < min(self.chunk_bytes, math.prod(shard) * itemsize):
+                raise InvalidOption(
+                    f"chunk_bytes={self.chunk_bytes}: the largest chunk that divides the shard "
+                    f"{shard} has {nbytes} bytes, a file each; give write_chunk, or more bytes",
+                    leaf=leaf,
+                )
         else:
             chunk = default_chunk(shape, shard, itemsize)
         if self.read_chunk is not None:
@@ -145,7 +153,7 @@ def _dtype(value: object) -> np.dtype:
     try:
         known = DTYPES.get(value) if isinstance(value, str) else None
         dtype: np.dtype = known or np.dtype(value)  # type: ignore[call-overload]  # anything that a caller may write
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise InvalidOption(f"dtype is the name of a dtype, not {value!r}") from error
     if dtype not in NAMES:
         raise InvalidOption(f"dtype is one of numbers, in the machine's byte order, not {value!r}")
@@ -169,11 +177,11 @@ def _zstd_level(compression: str | None) -> int | None:
     try:
         number = int(level) if level else _ZSTD_LEVEL
     except ValueError:
-        number = max(_ZSTD_LEVELS) + 1
-    if name != "zstd" or number not in _ZSTD_LEVELS:
+        number = max(ZSTD_LEVELS) + 1
+    if name != "zstd" or number not in ZSTD_LEVELS:
         raise InvalidOption(
-            f"compression is None, 'zstd' or 'zstd:LEVEL' with a level from {_ZSTD_LEVELS[0]} to "
-            f"{_ZSTD_LEVELS[-1]}, not {compression!r}"
+            f"compression is None, 'zstd' or 'zstd:LEVEL' with a level from {ZSTD_LEVELS[0]} to "
+            f"{ZSTD_LEVELS[-1]}, not {compression!r}"
         )
     return number
 
@@ -194,11 +202,11 @@ class LeafRules:
 
     def __init__(self, rules: object = ()) -> None:
         self._globs: list[tuple[str, LeafOptions]] = []
-        self._prefixes: dict[str, LeafOptions] = {}
+        self._prefixes: dict[str | None, LeafOptions] = {}
         if isinstance(rules, list | tuple) and all(_is_pair(rule) for rule in rules):
             self._globs = [(glob, options) for glob, options in rules]
             return
-        for path, options in prefixes(rules).items():
+        for path, options in prefixes(rules, "leaf_options").items():
             if isinstance(options, LeafOptions):
                 self._prefixes[path] = options
             elif options is not None:
@@ -217,10 +225,10 @@ class LeafRules:
             return [found or _DEFAULT for found in by_globs(self._globs, paths, "leaf_options")]
         if not self._prefixes:
             return [_DEFAULT] * len(paths)
-        chosen, unused = by_prefix(self._prefixes, paths)
+        chosen, unused = by_prefix(self._prefixes, paths, _DEFAULT)
         for path in unused:
             raise TreeMismatch("leaf_options names what the tree does not hold", leaf=path)
-        return [_DEFAULT if path is None else self._prefixes[path] for path in chosen]
+        return chosen
 
 
 NO_RULES: Final = LeafRules()

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
-from ckptmgr.errors import InvalidOption, TreeMismatch
+from ckptmgr.errors import InvalidOption, TreeMismatch, UndecodableLeaf
 from ckptmgr.format.manifest import (
     ArrayEntry,
     CustomNode,
@@ -27,15 +27,13 @@ from ckptmgr.format.manifest import (
     leaf_indices,
 )
 from ckptmgr.format.zarr import DTYPES, NAMES
-from ckptmgr.pipeline import forms
+from ckptmgr.pipeline import forms, placing
 from ckptmgr.pipeline.forms import PYTHON_NUMBERS, asked, python_value, saved
 from ckptmgr.pipeline.select import Selection
-from ckptmgr.tree import sharding as shardings_on_disk
 from ckptmgr.tree import structure
 from ckptmgr.tree.casting import Casting, can_cast, parse_casting
 from ckptmgr.tree.handlers import Array, Handler, NumpyStruct
 from ckptmgr.tree.registry import Registry
-from ckptmgr.tree.rules import by_prefix, prefixes
 
 _WIDE: Final = 8  # bytes of an item that jax narrows without jax_enable_x64, complex64 aside
 _ARRAYS: Final = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -170,29 +168,36 @@ class _Matching:
     request: Request
     registry: Registry
     faults: list[str] = field(default_factory=list)
+    chosen: set[int] = field(default_factory=set)
 
     def as_saved(self) -> Matched:
         """The saved tree, or what is selected of it."""
         leaves = self.manifest.leaves
         wanted = self.request.select.of([leaf.path for leaf in leaves], self._form)
         chosen = [number for number, want in enumerate(wanted) if want]
-        self._refuse_strangers(set(chosen))
-        places = self._places([leaves[number].path for number in chosen])
+        self.chosen.update(chosen)
+        self._refuse_strangers()
+        places = self._wanted([leaves[number].path for number in chosen])
         goals = [self._as_saved(number, at) for number, at in zip(chosen, places, strict=True)]
 
         def tree(values: Mapping[int, object]) -> object:
             found = [values.get(number) for number in range(len(leaves))]
-            return structure.build(self.manifest.structure, found, lambda *_: None)
+            return structure.build(self.manifest.structure, found, lambda *_: None, self._is_wanted)
 
         return Matched(goals, tree)
 
-    def _refuse_strangers(self, chosen: set[int]) -> None:
+    def _refuse_strangers(self) -> None:
         """Find fault with nodes whose class does not come back, if something in them is chosen."""
         for node in structure.strangers(self.manifest.structure):
             inside = leaf_indices(node)
-            if self.request.select.all or not chosen.isdisjoint(inside):
+            if self.request.select.all or not self.chosen.isdisjoint(inside):
                 where = f"{self.manifest.leaves[inside[0]].path!r}: lies in " if inside else ""
                 self.faults.append(where + _stranger(node))
+
+    def _is_wanted(self, node: RegisteredNode) -> bool:
+        """Whether something in a node is chosen, or nothing is in it to be chosen."""
+        inside = leaf_indices(node)
+        return self.request.select.all or not inside or not self.chosen.isdisjoint(inside)
 
     def into(self, like: Like) -> Matched:
         """The tree of `like`, with what is selected of the saved one."""
@@ -206,7 +211,7 @@ class _Matching:
         chosen = {path for path, want in zip(paths, wanted, strict=True) if want}
         asked_for = [path for path in like.paths if path in chosen]
         goals = []
-        for path, place in zip(asked_for, self._places(asked_for), strict=True):
+        for path, place in zip(asked_for, self._wanted(asked_for), strict=True):
             if path in numbers:
                 goals.append(self._as_target(numbers[path], targets[path], place))
             else:
@@ -223,27 +228,11 @@ class _Matching:
 
         return Matched(goals, tree)
 
+    def _wanted(self, paths: Sequence[str]) -> list[object]:
+        return placing.wanted(self.request.shardings, paths, whole=self.request.select.all)
+
     def _form(self, number: int) -> object:
         return forms.form(self.manifest.leaves[number], self.registry, self.request.devices)
-
-    def _places(self, paths: Sequence[str]) -> list[object]:
-        """The sharding that the caller wants for the leaf at each path; None: nothing was said."""
-        wanted = self.request.shardings
-        if wanted is None or isinstance(wanted, str | Sharding):
-            return [wanted] * len(paths)
-        said = prefixes(wanted)
-        for place in said.values():
-            if place is not None and not isinstance(place, Sharding):
-                raise InvalidOption(f"shardings holds a {type(place).__name__}, no Sharding")
-        chosen, unused = by_prefix(said, paths)
-        if None in chosen:
-            raise TreeMismatch(
-                "shardings says nothing of this leaf", leaf=paths[chosen.index(None)]
-            )
-        for prefix in unused if self.request.select.all else ():
-            if said[prefix] is not None:
-                raise TreeMismatch("shardings names what the tree does not hold", leaf=prefix)
-        return [said[prefix] for prefix in chosen if prefix is not None]
 
     def _as_saved(self, number: int, place: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -262,27 +251,23 @@ class _Matching:
         return Goal(number, partial(_decoded, handler, entry), places)
 
     def _place(
-        self, entry: LeafEntry, array: ArrayEntry | None, dtype: np.dtype, place: object
+        self, entry: LeafEntry, array: ArrayEntry | None, dtype: np.dtype, wanted: object
     ) -> Sharding | None:
-        """`place` if it is a sharding, else the saved one of `array` if it can be had."""
+        """Where an array on a device goes; finds fault with a dtype that jax would narrow."""
         if dtype.itemsize >= _WIDE and not self.request.x64 and NAMES[dtype] != "complex64":
             self.faults.append(
                 f"{entry.path!r}: saved {saved(entry)}; jax holds {dtype.name} only with "
                 "jax_enable_x64: switch it on, or load with shardings='numpy' or a narrower like="
             )
-        if isinstance(place, Sharding):
-            return place
-        if array is None or array.sharding is None:
-            return None
-        return shardings_on_disk.rebuild(array.sharding, self.request.devices)
+        return placing.place(array, wanted, self.request.devices)
 
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
         found = forms.numbers(entry)
         if found is None:
             handler = self.registry.named(entry.handler)
-            if handler is None or handler.accepts(self._form(number), target):
-                return self._as_saved(number, place or _sharding_of(target))
+            if handler is None or self._accepts(handler, number, target):
+                return self._as_saved(number, place or placing.of_target(target))
             return self._fault(number, target)
         wanted: Any = getattr(target, "dtype", None)
         kind: Any = target if isinstance(target, type) else type(target)
@@ -301,6 +286,16 @@ class _Matching:
             return Goal(number, partial(_number, kind, entry))
         return self._fault(number, target)
 
+    def _accepts(self, handler: Handler, number: int, target: object) -> bool:
+        form = self._form(number)
+        try:
+            return handler.accepts(form, target)
+        except Exception as error:
+            raise UndecodableLeaf(
+                f"handler {handler.name!r} cannot say whether it takes this leaf: {error!r}",
+                leaf=self.manifest.leaves[number].path,
+            ) from error
+
     def _as_array(self, number: int, target: Any, dtype: np.dtype, place: object) -> Goal:
         """The goal of a leaf that becomes an array of the target's kind."""
         on_host = {"": Placement(dtype=dtype)}
@@ -311,7 +306,7 @@ class _Matching:
         entry = self.manifest.leaves[number]
         # An array that jax placed by itself stays free to move with what it meets.
         array = forms.main(entry) if isinstance(target, jax.ShapeDtypeStruct) else None
-        wanted = self._place(entry, array, dtype, place or _sharding_of(target))
+        wanted = self._place(entry, array, dtype, place or placing.of_target(target))
         return Goal(number, _main_array, {"": Placement(True, wanted, dtype)})
 
     def _castable(self, source: np.dtype, target: np.dtype) -> bool:
@@ -337,14 +332,6 @@ def _stranger(node: CustomNode | RegisteredNode) -> str:
         f"a {node.name}, a class that only jax can flatten: give a tree of the same structure as "
         "like=, or register the class (ckptmgr.register_node) before it is saved"
     )
-
-
-def _sharding_of(target: Any) -> Sharding | None:
-    if isinstance(target, jax.Array):
-        place = target.sharding if target.committed else None
-    else:
-        place = getattr(target, "sharding", None)
-    return place if isinstance(place, NamedSharding | SingleDeviceSharding) else None
 
 
 def _is_number(dtype: object) -> bool:

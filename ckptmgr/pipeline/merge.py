@@ -7,8 +7,9 @@ the files it lies in; what is new goes to files and a pack of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -16,18 +17,19 @@ from ckptmgr.errors import TreeMismatch
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.manifest import (
     FORMAT,
-    CommitRecord,
     DictNode,
     ListNode,
     Manifest,
     NamedTupleNode,
     Node,
     NoneNode,
+    RegisteredNode,
     TupleNode,
     leaf_indices,
 )
 from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.step import ARRAYS, PACKS
+from ckptmgr.format.zarr import Shape
 from ckptmgr.pipeline.plan import Plan
 
 
@@ -36,13 +38,13 @@ class Merge:
     """A checkpoint, and what becomes of it.
 
     Attributes:
-      name, record, manifest: the checkpoint as it is.
+      name, manifest: the checkpoint as it is; record: the bytes of its commit record.
       kept: its leaves that stay, by number.
       structure: the merged tree: first what is kept, then what is new.
     """
 
     name: str
-    record: CommitRecord
+    record: bytes
     manifest: Manifest
     kept: tuple[int, ...]
     structure: Node
@@ -50,7 +52,7 @@ class Merge:
     def assemble(self, plan: Plan, values: Sequence[JSON], digests: Sequence[str]) -> Manifest:
         """The manifest of the merged tree."""
         leaves = [self.manifest.leaves[number] for number in self.kept]
-        used = self._packs()
+        used = {box.pack for leaf in leaves for array in leaf.arrays for box in array.packed}
         packs = [pack for pack in self.manifest.packs if pack.process in used]
         return Manifest(
             format=FORMAT,
@@ -59,29 +61,30 @@ class Merge:
             packs=(*packs, *([plan.pack] if plan.pack else [])),
         )
 
-    def _packs(self) -> set[int]:
-        """The packs that hold what is kept."""
-        leaves = (self.manifest.leaves[number] for number in self.kept)
-        return {box.pack for leaf in leaves for array in leaf.arrays for box in array.packed}
-
-    def files(self) -> list[str]:
-        """The data files and array metadata that stay, as paths in the step."""
-        found = []
+    def files(self) -> list[tuple[str, str]]:
+        """The data files and array metadata that stay, as paths in the step, each with a leaf."""
+        found: list[tuple[str, str]] = []
+        used: dict[int, str] = {}
         for number in self.kept:
             leaf = self.manifest.leaves[number]
             for array in leaf.arrays:
+                used.update((box.pack, leaf.path) for box in array.packed)
                 if array.grid is not None:
                     directory = f"{ARRAYS}/{keypath.directory(leaf.path, array.name)}"
-                    found.append(f"{directory}/{zarr.METADATA}")
-                    cells = zarr.grid(array.shape, array.grid.chunk)
-                    found += (f"{directory}/{cell.key}" for cell in cells)
-        used = self._packs()
+                    found += _array_files(directory, array.shape, array.grid.chunk, leaf.path)
         for pack in self.manifest.packs:
             if pack.process in used:
-                directory = f"{PACKS}/{pack.process}"
-                cells = zarr.grid((pack.nbytes,), (pack.chunk,))
-                found += [f"{directory}/{zarr.METADATA}", *(f"{directory}/{c.key}" for c in cells)]
+                directory, leaf_path = f"{PACKS}/{pack.process}", used[pack.process]
+                found += _array_files(directory, (pack.nbytes,), (pack.chunk,), leaf_path)
         return found
+
+
+def _array_files(
+    directory: str, shape: Shape, chunk: Shape, leaf: str
+) -> Iterator[tuple[str, str]]:
+    yield f"{directory}/{zarr.METADATA}", leaf
+    for cell in zarr.grid(shape, chunk):
+        yield f"{directory}/{cell.key}", leaf
 
 
 def next_pack(manifest: Manifest) -> int:
@@ -89,7 +92,7 @@ def next_pack(manifest: Manifest) -> int:
     return max((pack.process + 1 for pack in manifest.packs), default=0)
 
 
-def merge(name: str, record: CommitRecord, manifest: Manifest, plan: Plan) -> Merge:
+def merge(name: str, record: bytes, manifest: Manifest, plan: Plan) -> Merge:
     """The checkpoint `name` with the leaves of a plan added or replaced.
 
     Raises:
@@ -117,7 +120,8 @@ def _join(old: Node, new: Node, path: tuple[object, ...]) -> Node:
         return new
     if isinstance(old, int) or isinstance(new, int) or _kind(old) != _kind(new):
         raise TreeMismatch(
-            f"cannot merge {_words(new)} into {_words(old)}: they must be of one kind and length",
+            f"cannot merge {_words(new)} into {_words(old)}: they must be of one kind and length"
+            + (", and their aux data the same" if isinstance(new, RegisteredNode) else ""),
             leaf=keypath.join(path),
         )
     if isinstance(old, DictNode) and isinstance(new, DictNode):
@@ -138,7 +142,21 @@ def _join_dicts(old: DictNode, new: DictNode, path: tuple[object, ...]) -> DictN
         _, former = items.get(code, (key, NoneNode()))
         items[code] = (key, _join(former, child, (*path, from_json(key))))
     keys, children = zip(*items.values(), strict=True) if items else ((), ())
+    _refuse_disorder([from_json(key) for key in keys], path, ordered=old.ordered)
     return DictNode(keys, children, old.ordered)
+
+
+def _refuse_disorder(keys: list[Any], path: tuple[object, ...], *, ordered: bool) -> None:
+    """Refuse the keys of a merged dict that no dict could have, or that jax could not sort."""
+    try:
+        sortable = ordered or sorted(keys) is not None
+    except TypeError:
+        sortable = False
+    if not sortable or len(set(keys)) != len(keys):
+        raise TreeMismatch(
+            f"the keys of the merged dict would be the same or have no order: {keys[:8]!r}",
+            leaf=keypath.join(path),
+        )
 
 
 def _kind(node: Node) -> object:

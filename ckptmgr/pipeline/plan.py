@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
 
-from ckptmgr.errors import InvalidOption, UnsupportedLeaf
+from ckptmgr.errors import CheckpointError, InvalidOption, UnsupportedLeaf
 from ckptmgr.format import keypath, zarr
-from ckptmgr.format.chunks import CHUNK_BYTES
 from ckptmgr.format.manifest import (
-    ALIGNMENT,
     ArrayEntry,
     Grid,
     LeafEntry,
@@ -31,18 +29,18 @@ from ckptmgr.format.manifest import (
     ShardingEntry,
 )
 from ckptmgr.format.scalar import JSON, to_json
-from ckptmgr.format.step import ARRAYS, PACKS
+from ckptmgr.format.step import ARRAYS
 from ckptmgr.format.zarr import RAW, Codec, Shape
-from ckptmgr.pipeline import layout
+from ckptmgr.pipeline import layout, pack
 from ckptmgr.pipeline.layout import Box, File, Layout
 from ckptmgr.pipeline.leaf_options import NO_RULES, LeafOptions, LeafRules
-from ckptmgr.tree import structure
-from ckptmgr.tree.builtin import NUMBERS
-from ckptmgr.tree.casting import can_cast
+from ckptmgr.tree import registered, structure
+from ckptmgr.tree.builtin import IMMUTABLE, NUMBERS
+from ckptmgr.tree.casting import can_store
 from ckptmgr.tree.handlers import Array, Handler
-from ckptmgr.tree.refusal import contested, refuse, unstorable
+from ckptmgr.tree.refusal import refuse, refuse_contested, unstorable
 from ckptmgr.tree.registry import Registry
-from ckptmgr.tree.structure import PyTreeDef
+from ckptmgr.tree.structure import Places, PyTreeDef
 
 Arrays = Mapping[str, Array]
 _PACK: Final = 0  # the number of the pack, where a checkpoint is not added to
@@ -52,7 +50,8 @@ class PlannedArray(NamedTuple):
     """Where an array of a leaf goes: into files of its own, or `offset` bytes into the pack.
 
     `dtype` and `nbytes` are what is stored. `viewable`: the host can see the array's memory
-    without a copy. `raw`: each chunk is stored as a run of the bytes in memory.
+    without a copy. `raw`: each chunk is stored as a run of these very bytes, which nobody
+    changes: what a handler of the user's made may be seen elsewhere.
     """
 
     leaf: int
@@ -88,12 +87,16 @@ class Plan:
     """A whole save.
 
     Attributes:
+      nodes, aux: the places of nodes of registered classes, and their aux data: the one part
+        of a structure that may change while the treedef stays equal.
       arrays: those of each leaf; `own` have files of their own, `packed` lie in the pack,
         in the order of their offsets.
       slot_leaf: the leaf that each slot belongs to.
     """
 
     structure: Node
+    nodes: Places
+    aux: tuple[JSON, ...]
     paths: tuple[str, ...]
     handlers: tuple[Handler, ...]
     arrays: tuple[tuple[PlannedArray, ...], ...]
@@ -104,11 +107,16 @@ class Plan:
     slot_leaf: tuple[int, ...]
     nbytes: int
 
+    @property
+    def least_nbytes(self) -> int:
+        """The bytes that it needs on disk in any case: what zstd makes of the rest is unknown."""
+        return self.nbytes - sum(a.nbytes for a in self.own if a.codec.zstd is not None)
+
     def entries(self, values: Sequence[JSON], digests: Sequence[str]) -> tuple[LeafEntry, ...]:
         """What the manifest says of each leaf."""
-        pack = self.pack.process if self.pack else _PACK
+        number = self.pack.process if self.pack else _PACK
         return tuple(
-            LeafEntry(path, handler.name, value, tuple(a.entry(digests, pack) for a in arrays))
+            LeafEntry(path, handler.name, value, tuple(a.entry(digests, number) for a in arrays))
             for path, handler, value, arrays in zip(
                 self.paths, self.handlers, values, self.arrays, strict=True
             )
@@ -116,7 +124,7 @@ class Plan:
 
 
 class Planned(NamedTuple):
-    """A plan, and of one tree what it does not depend on: each leaf's arrays and its JSON."""
+    """A plan, and what it does not depend on: each leaf's arrays and its JSON."""
 
     plan: Plan
     arrays: list[Arrays]
@@ -130,18 +138,18 @@ class Planner:
       registry: the handlers.
       pack_below: arrays of fewer bytes than this go into the pack.
       rules: the options of the leaves that do not take the default.
-      pack: the number of the pack.
+      number: that of the pack.
     """
 
     _KEPT = 4
 
     def __init__(
-        self, registry: Registry, pack_below: int, rules: LeafRules = NO_RULES, pack: int = _PACK
+        self, registry: Registry, pack_below: int, rules: LeafRules = NO_RULES, number: int = _PACK
     ) -> None:
         self._registry = registry
         self._pack_below = pack_below
         self._rules = rules
-        self._pack = pack
+        self._number = number
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
 
     def plan(self, tree: object) -> Planned:
@@ -154,14 +162,28 @@ class Planner:
         """
         leaves, treedef = structure.flatten(tree)
         handlers, arrays, values, form = self._encode(tree, leaves)
-        # The treedef's text too: to Python, and so to it, the keys 1, True and 1.0 are the same.
-        key = (treedef, repr(treedef), form)
-        plan = self._plans.get(key)
+        key = self._key(treedef, form)
+        plan = None if key is None else self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._make(tree, leaves, treedef, handlers, arrays)
+            plan = self._make(tree, leaves, treedef, handlers, arrays)
+        elif structure.aux_of(treedef, plan.nodes) != plan.aux:
+            plan = replace(plan, **_described(tree, treedef))
+        if key is not None:
+            self._plans[key] = plan
             if len(self._plans) > self._KEPT:
                 self._plans.popitem(last=False)
         return Planned(plan, arrays, values)
+
+    def _key(self, treedef: PyTreeDef, form: tuple[Hashable, ...]) -> Hashable:
+        """What a plan is kept under; None where the aux data of a class cannot be compared."""
+        # The treedef's text too: to Python, and so to it, the keys 1, True and 1.0 are the same.
+        # And how many classes are registered: what was a stranger before may be one of them.
+        try:
+            key = (treedef, repr(treedef), registered.count(), form)
+            _ = key in self._plans
+        except Exception:  # noqa: BLE001  # of a user's __eq__, __hash__ or __repr__
+            return None
+        return key
 
     def _encode(
         self, tree: object, leaves: list[object]
@@ -176,7 +198,7 @@ class Planner:
             for leaf in leaves:
                 handler = find(leaf) or refuse(leaf)
                 value, own = handler.encode(leaf)
-                form.append(handler)
+                form.append(handler.name)
                 for name, array in own.items():
                     if type(array) is np.ndarray:
                         form += (name, array.dtype, array.shape)
@@ -185,6 +207,9 @@ class Planner:
                 values.append(None if value is None else to_json(value))
                 handlers.append(handler)
                 arrays.append(own)
+        except CheckpointError as error:
+            error.leaf = _path(tree, len(handlers))
+            raise
         except Exception as error:
             number = len(handlers)
             raise unstorable(leaves[number], _path(tree, number), error) from error
@@ -199,15 +224,25 @@ class Planner:
         arrays: list[Arrays],
     ) -> Plan:
         paths = structure.key_paths(tree)
-        for leaf, handler, path in zip(leaves, handlers, paths, strict=True):
-            other = self._registry.rival(leaf, handler)
-            if other is not None:
-                raise contested(leaf, path, handler, other)
-        draft = _Draft(paths, handlers, self._pack_below, self._pack)
+        draft = _Draft(paths, handlers, self._pack_below, self._number)
         for number, (own, options) in enumerate(zip(arrays, self._rules.of(paths), strict=True)):
-            for name, array in own.items():
-                draft.add(number, name, array, options)
-        return draft.finish(structure.describe(tree, treedef))
+            leaf, handler = leaves[number], handlers[number]
+            try:
+                refuse_contested(leaf, paths[number], handler, self._registry.rival(leaf, handler))
+                for name, array in own.items():
+                    draft.add(number, name, array, options)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise unstorable(leaf, paths[number], error) from error
+        return draft.finish(**_described(tree, treedef))
+
+
+def _described(tree: object, treedef: PyTreeDef) -> dict[str, Any]:
+    """What a plan holds of a tree's structure."""
+    described = structure.describe(tree, treedef)
+    nodes = structure.places(described)
+    return {"structure": described, "nodes": nodes, "aux": structure.aux_of(treedef, nodes)}
 
 
 def _path(tree: object, number: int) -> str:
@@ -218,12 +253,12 @@ class _Draft:
     """A plan in the making. The slots of what is packed come after all others, in pack order."""
 
     def __init__(
-        self, paths: list[str], handlers: list[Handler], pack_below: int, pack: int
+        self, paths: list[str], handlers: list[Handler], pack_below: int, number: int
     ) -> None:
         self._paths = paths
         self._handlers = handlers
         self._pack_below = pack_below
-        self._pack = pack
+        self._number = number
         self._arrays: list[list[PlannedArray]] = [[] for _ in paths]
         self._small: list[tuple[int, str, np.dtype, int, Layout]] = []
         self._layouts: dict[Hashable, Layout] = {}
@@ -232,9 +267,9 @@ class _Draft:
 
     def add(self, leaf: int, name: str, array: Array, options: LeafOptions) -> None:
         """Place an array: nowhere if it is empty, else in the pack or in chunks of its own."""
-        if type(name) is not str:
+        if type(name) is not str or name.encode(errors="replace").decode() != name:
             raise UnsupportedLeaf(
-                f"an array is named by a str, not {name!r}", leaf=self._paths[leaf]
+                f"an array is named by a str of Unicode, not {name!r}", leaf=self._paths[leaf]
             )
         laid = self._layout(array, self._paths[leaf])
         dtype, nbytes = laid.dtype, laid.nbytes
@@ -260,7 +295,7 @@ class _Draft:
 
     def _stored_as(self, leaf: int, dtype: np.dtype, options: LeafOptions) -> np.dtype:
         target = options.stored_as(dtype)
-        if self._handlers[leaf].name not in NUMBERS or not can_cast(dtype, target, "same_kind"):
+        if self._handlers[leaf].name not in NUMBERS or not can_store(dtype, target):
             raise InvalidOption(
                 f"a leaf of {self._handlers[leaf].name}, {dtype.name}, cannot be stored as "
                 f"{target.name}; narrow the glob of this option",
@@ -277,12 +312,14 @@ class _Draft:
         itemsize = array.dtype.itemsize
         chunk, codec = options.chunks(laid.shape, laid.shard, itemsize, path)
         boxes = layout.cut(laid, itemsize, chunk, f"{ARRAYS}/{name}", array.slot)
-        raw = array.raw and codec == RAW and all(box.runs for box in boxes)
+        unchanging = self._handlers[array.leaf].name in IMMUTABLE
+        raw = array.raw and unchanging and codec == RAW and all(box.runs for box in boxes)
         return array._replace(chunk=chunk, codec=codec, boxes=boxes, raw=raw)
 
-    def finish(self, described: Node) -> Plan:
+    def finish(self, **described: Any) -> Plan:
         """Fill the pack and put everything together."""
-        pack, offsets = fill_pack([nbytes for _, _, _, nbytes, _ in self._small], self._pack)
+        sizes = [nbytes for _, _, _, nbytes, _ in self._small]
+        filled, offsets = pack.fill(sizes, self._number)
         first = len(self._slot_leaf)
         placed = [
             _placed(*small, first + number, offset)
@@ -292,14 +329,14 @@ class _Draft:
             self._arrays[array.leaf].append(array)
             self._slot_leaf.append(array.leaf)
         return Plan(
-            structure=described,
+            **described,
             paths=tuple(self._paths),
             handlers=tuple(self._handlers),
             arrays=tuple(map(tuple, self._arrays)),
             own=tuple(array for leaf in self._arrays for array in leaf if array.chunk is not None),
             packed=tuple(placed),
-            pack=pack,
-            pack_files=_pack_files(pack, placed),
+            pack=filled,
+            pack_files=pack.files(filled, offsets, sizes, first) if filled else (),
             slot_leaf=tuple(self._slot_leaf),
             nbytes=sum(array.nbytes for leaf in self._arrays for array in leaf),
         )
@@ -313,43 +350,3 @@ def _placed(
         leaf, name, dtype, shape, nbytes, laid.sharding, laid.viewable, raw, laid.boxes, slot,
         offset=offset,
     )  # fmt: skip
-
-
-def fill_pack(sizes: Sequence[int], number: int = _PACK) -> tuple[Pack | None, list[int]]:
-    """Where arrays of these sizes lie in the pack: aligned, in order, none across two chunks.
-
-    With n = ceil(total / 16 MiB) chunks, each is filled until it holds total / n: n
-    always suffice, and together they waste at most n times the largest array.
-    """
-    padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    total = sum(padded)
-    if not total:
-        return None, []
-    capacity = math.ceil(total / math.ceil(total / CHUNK_BYTES)) + max(padded)
-    fills, starts = [0], []
-    for size in padded:
-        if fills[-1] + size > capacity:
-            fills.append(0)
-        starts.append((len(fills) - 1, fills[-1]))
-        fills[-1] += size
-    chunk = max(fills)
-    pack = Pack(process=number, nbytes=(len(fills) - 1) * chunk + fills[-1], chunk=chunk)
-    return pack, [cell * chunk + start for cell, start in starts]
-
-
-def _pack_files(pack: Pack | None, arrays: Sequence[PlannedArray]) -> tuple[File, ...]:
-    """The files of the pack, each with the spans of the arrays in it."""
-    if pack is None:
-        return ()
-    inside: dict[int, list[PlannedArray]] = {}
-    for array in arrays:
-        inside.setdefault(array.offset // pack.chunk, []).append(array)
-    return tuple(
-        File(
-            path=f"{PACKS}/{pack.process}/c.{cell}",
-            nbytes=pack.chunk,
-            slot=members[0].slot,
-            spans=tuple((a.offset % pack.chunk, a.offset % pack.chunk + a.nbytes) for a in members),
-        )
-        for cell, members in inside.items()
-    )

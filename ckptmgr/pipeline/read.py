@@ -98,9 +98,13 @@ def read_record(storage: Storage, name: str) -> CommitRecord:
       MissingFile: there is none, so there is no such step.
       DamagedStep: it is not what was committed.
     """
-    key = f"{name}/{COMMIT_RECORD}"
+    return decode_record(read_record_bytes(storage, name), f"{storage.root}/{name}/{COMMIT_RECORD}")
+
+
+def read_record_bytes(storage: Storage, name: str) -> bytes:
+    """The bytes of the commit record of a step; errors as of `read_record`."""
     try:
-        return decode_record(storage.read(key, LARGEST_RECORD), f"{storage.root}/{key}")
+        return storage.read(f"{name}/{COMMIT_RECORD}", LARGEST_RECORD)
     except TruncatedFile as error:
         raise DamagedStep(f"the commit record: {error.message}", file=error.file) from error
 
@@ -176,7 +180,8 @@ class Reader:
         stored = math.prod(grid.chunk) * dtype.itemsize
         size = stored + zarr.CHECKSUM_BYTES if raw else zarr.longest(grid.chunk, stored, grid.codec)
         run = raw and zarr.is_run(entry.shape, grid.chunk)
-        aside = 0 if run else self._storage.read_tasks * (stored if raw else 2 * stored + size)
+        at_a_time = min(self._storage.read_tasks, len(grid.digests))
+        aside = 0 if run else at_a_time * (stored if raw else 2 * stored + size)
         directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"
 
         def make(lease: Lease) -> _Group:

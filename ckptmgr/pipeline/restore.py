@@ -85,8 +85,13 @@ async def _load(
     assembly.deliver(assembly.without_bytes())
     reader = Reader(storage, name, manifest.packs, limiter)
     await reader.read(assembly.wanted, assembly.deliver)
-    # In a thread: the decoders of users may take their time.
-    return await anyio.to_thread.run_sync(lambda: matched.tree(assembly.finish()))
+
+    def finish() -> object:
+        # Code of users runs here: as jax is set in their thread, and aside from the loop.
+        with jax.enable_x64(request.x64), jax.default_device(request.default_device):
+            return matched.tree(assembly.finish())
+
+    return await anyio.to_thread.run_sync(finish)
 
 
 def look(storage: Storage, name: str, registry: Registry) -> object:
@@ -182,12 +187,11 @@ class _Assembly:
           UndecodableLeaf: handlers refuse what they stored; lists every leaf.
         """
         leaves, faults = {}, []
-        with jax.default_device(self._request.default_device):
-            for number, goal in self._goals.items():
-                try:
-                    leaves[number] = goal.finish(self._arrays[number])
-                except Exception as error:  # noqa: BLE001  # of a user's decoder; all are raised below
-                    faults.append((self._manifest.leaves[number], error))
+        for number, goal in self._goals.items():
+            try:
+                leaves[number] = goal.finish(self._arrays[number])
+            except Exception as error:  # noqa: BLE001  # of a user's decoder; all are raised below
+                faults.append((self._manifest.leaves[number], error))
         if faults:
             first, cause = faults[0]
             raise UndecodableLeaf(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -27,7 +26,7 @@ class Selection:
         self.all = select is None
         self._predicate: Callable[[str, object], object] | None = None
         self._globs: list[tuple[str, bool]] = []
-        self._prefixes: dict[str, object] = {}
+        self._prefixes: dict[str | None, object] = {}
         if isinstance(select, str):
             self._globs = [(select, True)]
         elif isinstance(select, list | tuple) and all(isinstance(glob, str) for glob in select):
@@ -35,7 +34,7 @@ class Selection:
         elif callable(select):
             self._predicate = select
         else:
-            self._prefixes = prefixes(select)
+            self._prefixes = prefixes(select, "select")
             for wanted in self._prefixes.values():
                 if not (wanted is None or isinstance(wanted, bool | np.bool_)):
                     raise InvalidOption(
@@ -52,14 +51,18 @@ class Selection:
         if self.all:
             return [True] * len(paths)
         if self._predicate is not None:
-            return [bool(self._predicate(path, form(n))) for n, path in enumerate(paths)]
+            return [_ask(self._predicate, path, form(n)) for n, path in enumerate(paths)]
         if self._globs:
             return [bool(wanted) for wanted in by_globs(self._globs, paths, "select")]
-        chosen, unused = by_prefix(self._prefixes, paths)
+        chosen, unused = by_prefix(self._prefixes, paths, unsaid=False)
         for path in unused:
             if self._prefixes[path]:
                 raise TreeMismatch("select names what the checkpoint does not hold", leaf=path)
-        return [path is not None and bool(self._prefixes[path]) for path in chosen]
+        return [bool(wanted) for wanted in chosen]
 
 
-EVERYTHING: Final = Selection()
+def _ask(predicate: Callable[[str, object], object], path: str, form: object) -> bool:
+    try:
+        return bool(predicate(path, form))
+    except Exception as error:
+        raise InvalidOption(f"the predicate of select failed: {error!r}", leaf=path) from error

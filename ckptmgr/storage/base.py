@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
-from ckptmgr.errors import StepExists
+from ckptmgr.errors import StorageError
 from ckptmgr.format.step import foreign, step_number
 
 Bytes: TypeAlias = bytes | memoryview
@@ -32,12 +32,15 @@ class Attempt(Protocol):
         Without a copy where the store can do that: neither is ever changed.
         """
 
-    def publish(self, record: bytes, *, replace: bool) -> None:
+    def publish(self, record: bytes, *, replace: bool, former: bytes | None = None) -> None:
         """Add the commit record and make the step visible, durable on return.
 
+        `former`: the commit record that what is replaced must have.
+
         Raises:
-          StepExists: the name is taken and `replace` is False, or what is there holds files
-            that we do not write; it is untouched.
+          StepExists: the name is taken and `replace` is False, or what is there is no longer
+            `former`, or another writer replaces it now; it is untouched.
+          StorageError: what is there holds files that we do not write; it is untouched.
         """
 
 
@@ -85,7 +88,7 @@ class Storage(Protocol):
         """Remove a step; a crash in between leaves nothing that counts as one.
 
         Raises:
-          StepExists: it holds files that we do not write; it is untouched.
+          StorageError: it holds files that we do not write; it is untouched.
         """
 
     def sweep(self) -> list[str]:
@@ -96,11 +99,11 @@ def refuse_foreign(files: Iterable[str], path: str) -> None:
     """Refuse to remove a step that holds files, given by their paths in it, that are not ours.
 
     Raises:
-      StepExists: it does.
+      StorageError: it does.
     """
     others = foreign(files)
     if others:
-        raise StepExists(
+        raise StorageError(
             f"it holds files that are not ckptmgr's and is left alone; move out {others[:4]}",
             step=step_number(os.path.basename(path)),
             file=path,

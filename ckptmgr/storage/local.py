@@ -14,6 +14,8 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
+from absl import logging
+
 from ckptmgr.errors import (
     CheckpointError,
     MissingFile,
@@ -24,7 +26,7 @@ from ckptmgr.errors import (
 )
 from ckptmgr.format.step import COMMIT_RECORD, is_leftover, step_number, temporary_name
 from ckptmgr.storage.base import Bytes, refuse_foreign
-from ckptmgr.storage.lock import exclusive_lock
+from ckptmgr.storage.lock import exclusive_lock, replacing
 from ckptmgr.storage.rename import exchange
 
 _DIRECTORY_MODE = 0o700
@@ -32,7 +34,9 @@ _FILE_MODE = 0o600
 _MOST_PARTS = 1024  # IOV_MAX on Linux
 _BLOCK = 1 << 20
 # Another file system, a file of another owner, too many links, no links at all.
-_NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP})
+_NO_LINK = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -107,7 +111,7 @@ class LocalStorage:
         try:
             yield attempt
         finally:
-            _remove(attempt.directory)
+            attempt.remove()
 
     def delete(self, name: str) -> None:
         """Rename to a trash name, sync, then remove."""
@@ -134,6 +138,7 @@ class LocalAttempt:
         self._root = root
         self._name = name
         self._made: set[str] = set()
+        self._published = False
         self._mutex = threading.Lock()
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
@@ -177,7 +182,7 @@ class LocalAttempt:
                 os.mkdir(path, _DIRECTORY_MODE)
                 self._made.add(path)
 
-    def publish(self, record: bytes, *, replace: bool) -> None:
+    def publish(self, record: bytes, *, replace: bool, former: bytes | None = None) -> None:
         """The record, the directories, the rename, the parent: in this order."""
         self.put(COMMIT_RECORD, [record])
         final = os.path.join(self._root, self._name)
@@ -185,14 +190,27 @@ class LocalAttempt:
             for directory in sorted(self._made, key=lambda path: -path.count(os.sep)):
                 _sync_directory(directory)
             if not os.path.lexists(final):
+                if former is not None:
+                    raise StepExists("it was removed meanwhile", file=final)
                 os.rename(self.directory, final)
             elif replace:
-                _refuse_foreign(final)
-                exchange(self.directory, final)  # the former step is now the temporary one
+                with replacing(os.path.join(final, COMMIT_RECORD), former):
+                    _refuse_foreign(final)
+                    exchange(self.directory, final)  # the former step is now the temporary one
+                    self._published = True
             else:
                 step = step_number(self._name)
                 raise StepExists("something of this name is there already", step=step, file=final)
             _sync_directory(self._root)
+
+    def remove(self) -> None:
+        """Remove what is left: the unpublished files, or the step that they replaced."""
+        try:
+            _remove(self.directory)
+        except StorageError as error:
+            if not self._published:
+                raise
+            logging.warning("the former step could not be removed: %s", error)
 
 
 @contextlib.contextmanager

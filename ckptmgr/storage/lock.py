@@ -1,18 +1,21 @@
-"""The lock file of a directory's one writer: flock, with the holder's name inside.
+"""Locks by flock: of a directory's one writer, and of a step that is being replaced.
 
-The kernel drops the lock when its holder dies, so it is never stale; the text in the
-file is for people.
+The kernel drops a lock when its holder dies, so it is never stale; the text in the
+writer's lock file is for people.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 from collections.abc import Iterator
 
-from ckptmgr.errors import DirectoryLocked, StorageError
+from ckptmgr.errors import DirectoryLocked, StepExists, StorageError
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 @contextlib.contextmanager
@@ -45,6 +48,40 @@ def exclusive_lock(path: str) -> Iterator[None]:
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def replacing(record: str, former: bytes | None) -> Iterator[None]:
+    """Be the only one who replaces the step whose commit record is the file `record`.
+
+    Where the file system has no locks this relies on what `former` says.
+
+    Raises:
+      StepExists: somebody else replaces it now or has done so; it no longer has `former`.
+    """
+    try:
+        descriptor = os.open(record, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        if former is not None:
+            raise StepExists("it was removed meanwhile", file=record) from None
+        yield  # no commit record, no step
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StepExists("another writer replaces it now; try again", file=record) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        # What was opened may have been replaced before it was locked.
+        with open(record, "rb") as now:
+            same = os.path.samestat(os.fstat(now.fileno()), os.fstat(descriptor))
+            if not same or former not in (None, now.read()):
+                raise StepExists("it was changed meanwhile; try again", file=record)
         yield
     finally:
         os.close(descriptor)

@@ -21,6 +21,7 @@ class MemoryStorage:
     def __init__(self, root: str = "memory") -> None:
         self.root = root
         self.steps: dict[str, dict[str, bytes]] = {}
+        self.replacing = threading.Lock()
         self._writer = threading.Lock()
 
     def create(self) -> None:
@@ -96,7 +97,6 @@ class MemoryAttempt:
 
     def __init__(self, storage: MemoryStorage, name: str) -> None:
         self._storage = storage
-        self._steps = storage.steps
         self._name = name
         self._files: dict[str, bytes] = {}
 
@@ -110,10 +110,18 @@ class MemoryAttempt:
         """The same bytes."""
         self.put(path, [self._storage.read(key, sys.maxsize)])
 
-    def publish(self, record: bytes, *, replace: bool) -> None:
+    def publish(self, record: bytes, *, replace: bool, former: bytes | None = None) -> None:
         """Show the files under their step."""
-        if self._name in self._steps and not replace:
-            step = step_number(self._name)
-            raise StepExists("something of this name is there already", step=step, file=self._name)
-        refuse_foreign(self._steps.get(self._name, ()), self._name)
-        self._steps[self._name] = {**self._files, COMMIT_RECORD: record}
+        steps = self._storage.steps
+        with self._storage.replacing:
+            there = steps.get(self._name, {})
+            if there and not replace:
+                raise StepExists(
+                    "something of this name is there already",
+                    step=step_number(self._name),
+                    file=self._name,
+                )
+            if former is not None and there.get(COMMIT_RECORD) != former:
+                raise StepExists("it was changed meanwhile", file=self._name)
+            refuse_foreign(there, self._name)
+            steps[self._name] = {**self._files, COMMIT_RECORD: record}

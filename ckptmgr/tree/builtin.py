@@ -261,5 +261,8 @@ BUILT_IN: tuple[Handler, ...] = (
     NumpyBits(),
 )
 
+IMMUTABLE: Final = frozenset({JaxArray.name, KeyArray.name})
+"""The handlers whose arrays nobody changes: these may be viewed after save() has returned."""
+
 NUMBERS: Final = frozenset({JaxArray.name, NumpyArray.name, NumpyScalar.name})
 """The handlers whose main array is the numbers themselves: these can be cast."""

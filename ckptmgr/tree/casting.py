@@ -6,6 +6,7 @@ other; here they are floats (or ints) like the rest.
 
 from __future__ import annotations
 
+import functools
 from typing import Final, Literal, TypeAlias, get_args
 
 import jax.numpy as jnp
@@ -14,7 +15,10 @@ import numpy as np
 from ckptmgr.errors import InvalidOption, UnsupportedLeaf
 
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
-_KINDS: Final = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_BLOCK: Final = 1 << 18  # items
+_KINDS: Final = (
+    jnp.bool_, jnp.unsignedinteger, jnp.signedinteger, jnp.floating, jnp.complexfloating,
+)  # fmt: skip
 
 
 def parse_casting(value: object) -> Casting:
@@ -30,7 +34,11 @@ def parse_casting(value: object) -> Casting:
 
 def can_cast(source: np.dtype, target: np.dtype, rule: Casting) -> bool:
     """Whether `rule` lets values of `source` become `target`."""
-    if source == target or rule == "unsafe":
+    if source == target:
+        return True
+    if not _exists(source, target):
+        return False
+    if rule == "unsafe":
         return True
     if rule == "same_kind":
         return _kind(source) <= _kind(target)
@@ -39,12 +47,37 @@ def can_cast(source: np.dtype, target: np.dtype, rule: Casting) -> bool:
     return False
 
 
+def can_store(source: np.dtype, target: np.dtype) -> bool:
+    """Whether values of `source` may be stored as `target`, if they fit.
+
+    Of the same kind, or unsigned integers as wider signed ones. Not integers as floats: that
+    a step count no longer fits would come out in the middle of a run.
+    """
+    if _kind(source) != _kind(target):
+        return jnp.issubdtype(source, jnp.unsignedinteger) and (
+            jnp.issubdtype(target, jnp.signedinteger) and np.can_cast(source, target, "safe")
+        )
+    return _exists(source, target)
+
+
+@functools.lru_cache(maxsize=1024)
+def _exists(source: np.dtype, target: np.dtype) -> bool:
+    """Whether there is code for this cast: ml_dtypes lacks some."""
+    if _kind(source) > _kind(target):
+        return True  # numpy warns of each one
+    try:
+        np.zeros(1, source).astype(target)
+    except TypeError:
+        return False
+    return True
+
+
 def _kind(dtype: np.dtype) -> int:
     return next(place for place, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind))
 
 
 def fill(target: np.ndarray, source: np.ndarray, leaf: str) -> None:
-    """Copy numbers into an array of perhaps another dtype or byte order.
+    """Copy numbers into an array of another byte order, or of a dtype that they can be stored as.
 
     Raises:
       UnsupportedLeaf: a value would not survive: an integer that changes, a float that
@@ -52,6 +85,13 @@ def fill(target: np.ndarray, source: np.ndarray, leaf: str) -> None:
     """
     if target.dtype == source.dtype.newbyteorder("="):
         np.copyto(target, source)
+        return
+    if source.size > _BLOCK:  # the copies that the checks make count nowhere: they stay small
+        axis = int(np.argmax(source.shape))
+        half = source.shape[axis] // 2
+        for part in (slice(None, half), slice(half, None)):
+            index = (*[slice(None)] * axis, part)
+            fill(target[index], source[index], leaf)
         return
     with np.errstate(all="ignore"):
         np.copyto(target, source, casting="unsafe")
@@ -75,5 +115,6 @@ def _kept(target: np.ndarray, source: np.ndarray) -> bool:
     finite = np.isfinite(source)
     return bool(
         np.array_equal(np.isnan(target), np.isnan(source))
+        and np.array_equal(np.isinf(target), np.isinf(source))
         and np.all(np.abs(np.where(finite, source, 0)) <= largest)
     )

@@ -61,21 +61,30 @@ class Handler(ABC):
     Attributes:
       name: what the manifest calls it; must stay the same as long as its checkpoints live.
       types: the classes whose instances it takes, subclasses included; None: any class.
-      overrides: the name of a built-in handler that this one goes before. Without it
-        the built-in ones go first, and a leaf that both would take is an error.
+      overrides: the name of a built-in handler, or of a registered class, that this one
+        goes before. Without it those go first. A leaf that two would take without one
+        overriding the other is an error.
     """
 
     name: str
     types: tuple[type, ...] | None = None
     overrides: str | None = None
 
-    def handles(self, leaf: object) -> bool:
+    def handles(self, leaf: Any) -> bool:
         """Whether it takes this leaf, an instance of `types`. By default all of them."""
         return self.types is not None
 
+    def takes(self, leaf: object) -> bool:
+        """Whether it takes this leaf, of any class."""
+        return (self.types is None or isinstance(leaf, self.types)) and self.handles(leaf)
+
     @abstractmethod
     def encode(self, leaf: Any) -> Encoded:
-        """The leaf as plain data and arrays; an array may be the leaf's own, it is not changed."""
+        """The leaf as plain data and arrays.
+
+        An array may be the leaf's own: it is not changed, and must stay as it is until
+        `save()` returns.
+        """
 
     @abstractmethod
     def decode(self, value: Any, arrays: Mapping[str, Array]) -> object:
@@ -91,6 +100,4 @@ class Handler(ABC):
 
     def accepts(self, form: object, target: object) -> bool:
         """Whether a leaf of this form may be restored in the place of the `like` leaf `target`."""
-        if type(target) is type(form) and target == form:
-            return True
-        return (self.types is None or isinstance(target, self.types)) and self.handles(target)
+        return (type(target) is type(form) and target == form) or self.takes(target)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 import jax
+import numpy as np
 
-from ckptmgr.errors import CheckpointError, InvalidOption, UnsupportedLeaf
+from ckptmgr.errors import InvalidOption, UnsupportedLeaf
 from ckptmgr.tree.handlers import Handler
+from ckptmgr.tree.registered import node_of
 
 _PARTITION: Final = (
     "save the arrays apart from the rest, of an equinox module with "
@@ -24,6 +26,10 @@ def refuse(leaf: object) -> NoReturn:
     dtype = getattr(leaf, "dtype", None)
     if isinstance(leaf, jax.core.Tracer):
         advice = "it is a tracer: call save() outside of jit"
+    elif node_of(type(leaf)) is not None:
+        advice = "it is registered here, and jax does not know it: register it there as well"
+    elif isinstance(leaf, np.ndarray) and type(leaf) is not np.ndarray:
+        advice = "it would come back without its class: save np.asarray of it, or give handlers="
     elif isinstance(leaf, jax.ShapeDtypeStruct):
         advice = "it is the shape of an array, not an array"
     elif dtype is not None:
@@ -38,10 +44,8 @@ def refuse(leaf: object) -> NoReturn:
     raise UnsupportedLeaf(f"a leaf of class {_class(leaf)} cannot be saved: {advice}")
 
 
-def unstorable(leaf: object, path: str, error: Exception) -> CheckpointError:
+def unstorable(leaf: object, path: str, error: Exception) -> UnsupportedLeaf:
     """The error for what went wrong with a leaf, with its path and class."""
-    if isinstance(error, CheckpointError):
-        return type(error)(error.message, leaf=path)
     return UnsupportedLeaf(
         f"a leaf of class {_class(leaf)} cannot be saved: encoding it failed with {error!r}; "
         "what a handler gives is plain data and arrays of numbers",
@@ -49,11 +53,17 @@ def unstorable(leaf: object, path: str, error: Exception) -> CheckpointError:
     )
 
 
-def contested(leaf: object, path: str, first: Handler, second: Handler) -> InvalidOption:
-    """The error for a leaf that two handlers would take."""
-    return InvalidOption(
-        f"handler {second.name!r} would take a leaf of class {_class(leaf)} that {first.name!r} "
-        f"takes; set overrides = {first.name!r} on it, or narrow its handles()",
+def refuse_contested(leaf: object, path: str, first: Handler, second: Handler | None) -> None:
+    """Refuse a leaf that two handlers would take.
+
+    Raises:
+      InvalidOption: there is a second one.
+    """
+    if second is None:
+        return
+    raise InvalidOption(
+        f"handlers {first.name!r} and {second.name!r} would both take a leaf of class "
+        f"{_class(leaf)}: set `overrides` of one to the name of the other, or narrow handles()",
         leaf=path,
     )
 

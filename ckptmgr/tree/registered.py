@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, overload
 
 import jax
+import numpy as np
 
 from ckptmgr.errors import InvalidOption
 from ckptmgr.tree.builtin import BUILT_IN
@@ -48,7 +49,7 @@ class RegisteredLeaf(Handler):
         named = type(data) is dict and all(type(key) is str for key in data)
         values, arrays = {}, {}
         for key, item in data.items() if named else [("", data)]:
-            handler = next((h for h in BUILT_IN if _takes(h, item)), None)
+            handler = next((h for h in BUILT_IN if h.takes(item)), None)
             encoded = Encoded(item) if handler is None else handler.encode(item)
             values[key] = (handler and handler.name, encoded.value)
             for array in encoded.arrays.values():  # of a built-in handler one at most
@@ -72,10 +73,6 @@ class RegisteredLeaf(Handler):
     def accepts(self, form: object, target: object) -> bool:
         """Any leaf of the class, and the class itself."""
         return target is self._cls or type(target) is self._cls
-
-
-def _takes(handler: Handler, leaf: object) -> bool:
-    return (handler.types is None or isinstance(leaf, handler.types)) and handler.handles(leaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +100,7 @@ class NodeClass:
 
 _LEAVES: dict[str, RegisteredLeaf] = {}
 _NODES: dict[str, NodeClass] = {}
+_BY_CLASS: dict[type, NodeClass] = {}
 
 
 @overload
@@ -148,10 +146,12 @@ def register_leaf(
 
     def register(cls: C) -> C:
         built_in = {kind for handler in BUILT_IN for kind in handler.types or ()}
-        if cls in built_in or cls in _STRUCTURE or cls is bool:
+        if cls in built_in or cls in _STRUCTURE or _is_number(cls):
             raise InvalidOption(
                 f"{cls!r} is built in; pass handlers=[...] with `overrides` instead"
             )
+        if not (callable(encode) and callable(decode)):
+            raise InvalidOption("encode and decode are functions")
         called = _new_name(cls, name, {leaf.types[0] for leaf in _LEAVES.values() if leaf.types})
         if called in _LEAVES or called in {handler.name for handler in BUILT_IN}:
             raise InvalidOption(f"a handler is named {called!r} already")
@@ -208,13 +208,19 @@ def register_node(
             raise InvalidOption(f"{cls!r} is stored as it is; there is nothing to register")
         if (to_data is None) != (from_data is None):
             raise InvalidOption("to_data and from_data go together")
-        called = _new_name(cls, name, {node.cls for node in _NODES.values()})
+        called = _new_name(cls, name, set(_BY_CLASS))
         if called in _NODES or called in _KNOWN_NODES:
             raise InvalidOption(f"a node is registered as {called!r} already")
-        _NODES[called] = NodeClass(cls, called, to_data or _same, from_data or _same)
+        node = NodeClass(cls, called, to_data or _same, from_data or _same)
+        _NODES[called] = _BY_CLASS[cls] = node
         return cls
 
     return register if cls is None else register(cls)
+
+
+def _is_number(cls: object) -> bool:
+    """Whether instances are of numpy's or jax's own: the built-in handlers take these."""
+    return isinstance(cls, type) and issubclass(cls, bool | np.generic | jax.Array)
 
 
 def _new_name(cls: type, name: str | None, known: set[type]) -> str:
@@ -237,6 +243,11 @@ def leaf_named(name: str) -> RegisteredLeaf | None:
     return _LEAVES.get(name)
 
 
+def count() -> int:
+    """How many classes are registered: what a plan depends on, as they are never taken back."""
+    return len(_LEAVES) + len(_NODES)
+
+
 def leaf_handlers() -> tuple[Handler, ...]:
     """The handlers of all registered leaves."""
     return tuple(_LEAVES.values())
@@ -244,9 +255,9 @@ def leaf_handlers() -> tuple[Handler, ...]:
 
 def node_of(cls: type) -> NodeClass | None:
     """How nodes of this class are stored; None where they are not registered."""
-    for node in _NODES.values():
-        if node.cls is cls:
-            return node
+    node = _BY_CLASS.get(cls)
+    if node is not None:
+        return node
     for name, (module, qualname) in _KNOWN_NODES.items():
         if getattr(sys.modules.get(module), qualname, None) is cls:
             return NodeClass(cls, name, _same, _same)

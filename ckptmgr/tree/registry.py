@@ -44,10 +44,14 @@ class Registry:
         return next((handler for handler in candidates if handler.handles(leaf)), None)
 
     def rival(self, leaf: object, taken_by: Handler) -> Handler | None:
-        """A handler of the caller's that would take this leaf too, behind one not theirs."""
-        if not self._last or taken_by.name in self._own:
+        """A handler that would take this leaf too, where it was not said which goes first."""
+        if not self._own or (taken_by.name in self._own and taken_by.overrides is None):
             return None
-        return next((h for h in _for_class(self._last, type(leaf)) if h.handles(leaf)), None)
+        if taken_by.name not in self._own:
+            return next((handler for handler in self._last if handler.takes(leaf)), None)
+        others = (*BUILT_IN, *registered.leaf_handlers())
+        other = next((handler for handler in others if handler.takes(leaf)), None)
+        return None if other is None or other.name == taken_by.overrides else other
 
     def named(self, name: str) -> Handler | None:
         """The handler that a manifest names."""
@@ -66,10 +70,11 @@ def _checked(handler: Handler, others: dict[str, Handler]) -> str:
         raise InvalidOption(f"{type(handler).__name__}.name is a str that is not empty")
     if name in others or name in _BUILT_IN_NAMES or registered.leaf_named(name) is not None:
         raise InvalidOption(f"two handlers are named {name!r}; rename one")
-    if handler.overrides is not None and handler.overrides not in _BUILT_IN_NAMES:
-        known = ", ".join(sorted(_BUILT_IN_NAMES))
+    known = {*_BUILT_IN_NAMES, *(leaf.name for leaf in registered.leaf_handlers())}
+    if handler.overrides is not None and handler.overrides not in known:
         raise InvalidOption(
-            f"handler {name!r} overrides {handler.overrides!r}, which is none of {known}"
+            f"handler {name!r} overrides {handler.overrides!r}, which is none of "
+            f"{', '.join(sorted(known))}"
         )
     return name
 

@@ -17,10 +17,11 @@ from typing import TypeVar
 
 import jax
 
-from ckptmgr.errors import TreeMismatch
+from ckptmgr.errors import InvalidOption, TreeMismatch
 from ckptmgr.tree.structure import path_text
 
 T = TypeVar("T")
+U = TypeVar("U")
 _SUGGESTIONS = 5
 
 
@@ -53,18 +54,31 @@ def _suggest(text: str, paths: Sequence[str]) -> str:
     return f"there are {len(paths)} leaves, such as {shown}" if paths else "there are none"
 
 
-def prefixes(tree: object) -> dict[str, object]:
-    """What a prefix tree says, by path; None is a value like others."""
-    said, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
-    return {path_text(path): value for path, value in said}
+def prefixes(tree: object, option: str) -> dict[str | None, object]:
+    """What a prefix tree says, by path; None is a value like others.
+
+    The whole tree goes by None: the path "" is that of the key "".
+
+    Raises:
+      InvalidOption: jax cannot flatten it.
+    """
+    try:
+        said, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
+    except (ValueError, TypeError) as error:
+        raise InvalidOption(f"{option}: jax cannot flatten this tree: {error}") from error
+    return {path_text(path) if path else None: value for path, value in said}
 
 
-def by_prefix(said: Mapping[str, T], paths: Sequence[str]) -> tuple[list[str | None], set[str]]:
-    """The prefix that speaks of each path, None where none does; and those of no path."""
-    found: list[str | None] = []
+def by_prefix(
+    said: Mapping[str | None, T], paths: Sequence[str], unsaid: U
+) -> tuple[list[T | U], set[str | None]]:
+    """What is said of each path, `unsaid` where nothing is; and the prefixes of no path."""
+    found: list[T | U] = []
+    used: set[str | None] = set()
     for path in paths:
-        prefix = path
-        while prefix not in said and prefix:
-            prefix = prefix.rpartition("/")[0]
-        found.append(prefix if prefix in said else None)
-    return found, said.keys() - {prefix for prefix in found if prefix is not None}
+        prefix: str | None = path
+        while prefix is not None and prefix not in said:
+            prefix = prefix.rpartition("/")[0] if "/" in prefix else None
+        used.add(prefix)
+        found.append(said.get(prefix, unsaid))
+    return found, said.keys() - used

@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from ckptmgr.errors import CheckpointError, DamagedStep, UndecodableLeaf, UnsupportedLeaf
+from ckptmgr.errors import DamagedStep, UndecodableLeaf, UnsupportedLeaf
 from ckptmgr.format import keypath
 from ckptmgr.format.manifest import (
     CustomNode,
@@ -54,10 +54,14 @@ def flatten(tree: object) -> tuple[list[object], PyTreeDef]:
         return jax.tree_util.tree_flatten(tree)
     except SystemError as error:  # how jax 0.10 reports a recursion error of its own
         raise UnsupportedLeaf("the tree is nested too deep for jax") from error
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UnsupportedLeaf(
-            f"jax cannot flatten this tree ({error}); the keys of one dict must be comparable"
-        ) from error
+    except Exception as error:
+        raise _unflattenable(error) from error
+
+
+def _unflattenable(error: Exception) -> UnsupportedLeaf:
+    return UnsupportedLeaf(
+        f"jax cannot flatten this tree ({error!r}); the keys of one dict must be comparable"
+    )
 
 
 def key_paths(tree: object) -> list[str]:
@@ -66,9 +70,12 @@ def key_paths(tree: object) -> list[str]:
     A `/` inside a key is written `~1` and a `~` as `~0` (RFC 6901). None is no leaf.
 
     Raises:
-      UnsupportedLeaf: two leaves have the same path.
+      UnsupportedLeaf: two leaves have the same path, or jax cannot flatten the tree.
     """
-    paths = [path_text(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    try:
+        paths = [path_text(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    except Exception as error:
+        raise _unflattenable(error) from error
     if len(set(paths)) != len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise UnsupportedLeaf("two leaves have the same key path; rename one", leaf=twice)
@@ -144,6 +151,42 @@ def _describe(treedef: PyTreeDef, number: Callable[[], int]) -> Node:
     return CustomNode(f"{kind.__module__}.{kind.__qualname__}", children)
 
 
+class Places(NamedTuple):
+    """Where the nodes of registered classes are below a node: itself, and in which children."""
+
+    here: bool
+    below: tuple[tuple[int, Places], ...]
+
+
+def places(node: Node) -> Places:
+    """Where the nodes of registered classes are."""
+    if isinstance(node, int | NoneNode):
+        return Places(here=False, below=())
+    inside = ((number, places(child)) for number, child in enumerate(node.children))
+    below = tuple((number, place) for number, place in inside if place.here or place.below)
+    return Places(isinstance(node, RegisteredNode), below)
+
+
+def aux_of(treedef: PyTreeDef, where: Places) -> tuple[JSON, ...]:
+    """The aux data of the nodes at these places, as it is now: an object may have changed.
+
+    Raises:
+      UnsupportedLeaf: it cannot be stored.
+    """
+    found: list[JSON] = []
+    data = treedef.node_data()
+    node = node_of(data[0]) if where.here and data else None
+    if node is not None and data is not None:
+        try:
+            found.append(_data(node, data[1]))
+        except _Unstorable as error:
+            raise UnsupportedLeaf(error.message) from error.__cause__
+    children = treedef.children() if where.below else []
+    for number, place in where.below:
+        found += aux_of(children[number], place)
+    return tuple(found)
+
+
 def _keys(keys: Sequence[object], kind: type) -> tuple[JSON, ...]:
     try:
         return tuple(to_json(key) for key in keys)
@@ -168,15 +211,6 @@ def _data(node: NodeClass, aux: object) -> JSON:
         ) from error
 
 
-class Unknown(Protocol):
-    """What `build` does with a node of a class that does not come back by itself."""
-
-    def __call__(
-        self, node: CustomNode | RegisteredNode, children: list[object], depth: int
-    ) -> object:
-        """What takes its place; `depth` keys lead to it."""
-
-
 def strangers(node: Node) -> list[CustomNode | RegisteredNode]:
     """The outermost nodes of classes that do not come back by themselves in this process."""
     found: list[CustomNode | RegisteredNode] = []
@@ -194,51 +228,103 @@ def strangers(node: Node) -> list[CustomNode | RegisteredNode]:
     return found
 
 
-def build(node: Node, leaves: Sequence[object], unknown: Unknown) -> object:
+class Unknown(Protocol):
+    """What takes the place of a node of a class that does not come back by itself."""
+
+    def __call__(
+        self, node: CustomNode | RegisteredNode, children: list[object], path: tuple[object, ...]
+    ) -> object:
+        """The node, its children built, and the keys that lead to it."""
+
+
+def build(
+    node: Node,
+    leaves: Sequence[object],
+    unknown: Unknown,
+    wanted: Callable[[RegisteredNode], bool] = lambda _: True,
+) -> object:
     """The tree that `describe` was given, around other leaves.
 
+    A node of a registered class is made where it is `wanted`, and is None elsewhere.
+
     Raises:
-      UndecodableLeaf: a registered class cannot be made of its aux data.
+      UndecodableLeaf: registered classes cannot be made of their aux data; lists every node.
       DamagedStep: it describes no tree.
-      CheckpointError: what `unknown` raises.
     """
+    builder = _Builder(leaves, unknown, wanted)
     try:
-        return _build(node, leaves, unknown, 0)
-    except CheckpointError:
-        raise
+        tree = builder.build(node, ())
     except (ValueError, TypeError, RecursionError) as error:
         raise DamagedStep(f"the manifest describes no tree: {error}") from error
-
-
-def _build(node: Node, leaves: Sequence[object], unknown: Unknown, depth: int) -> object:
-    if isinstance(node, int):
-        return leaves[node]
-    if isinstance(node, NoneNode):
-        return None
-    children = [_build(child, leaves, unknown, depth + 1) for child in node.children]
-    if isinstance(node, CustomNode):
-        return unknown(node, children, depth)
-    if isinstance(node, RegisteredNode):
-        cls = node_named(node.name)
-        return unknown(node, children, depth) if cls is None else _made(cls, node, children)
-    if isinstance(node, DictNode):
-        items = zip(map(from_json, node.keys), children, strict=True)
-        return OrderedDict(items) if node.ordered else dict(items)
-    if isinstance(node, NamedTupleNode):
-        return _namedtuple(node.name, node.fields)(*children)
-    return tuple(children) if isinstance(node, TupleNode) else children
-
-
-def _made(cls: NodeClass, node: RegisteredNode, children: list[object]) -> object:
-    data = from_json(node.data)
-    try:
-        return cls.make(cls.from_data(data), children)
-    except Exception as error:
+    if builder.faults:
+        first, _, cause = builder.faults[0]
         raise UndecodableLeaf(
-            f"no {cls.cls.__qualname__} can be made, registered as {node.name!r}: {error!r}"
-        ) from error
+            "these nodes cannot be made of what was stored:"
+            + "".join(f"\n  {path!r}, {name}: {error!r}" for path, name, error in builder.faults),
+            leaf=first,
+        ) from cause
+    return tree
+
+
+class _Builder:
+    """Builds a tree, and collects what keeps nodes of registered classes from being made."""
+
+    def __init__(
+        self, leaves: Sequence[object], unknown: Unknown, wanted: Callable[[RegisteredNode], bool]
+    ) -> None:
+        self._leaves = leaves
+        self._unknown = unknown
+        self._wanted = wanted
+        self.faults: list[tuple[str, str, Exception]] = []
+
+    def build(self, node: Node, path: tuple[object, ...]) -> object:
+        """The node and all below it."""
+        if isinstance(node, int):
+            return self._leaves[node]
+        if isinstance(node, NoneNode):
+            return None
+        keys = _child_keys(node)
+        pairs = zip(node.children, keys, strict=True)
+        children = [self.build(child, (*path, key)) for child, key in pairs]
+        if isinstance(node, DictNode):
+            built = dict(zip(keys, children, strict=True))
+            if len(built) != len(keys):
+                raise ValueError(f"two keys of a dict are the same: {list(keys)[:8]!r}")
+            return OrderedDict(built) if node.ordered else built
+        if isinstance(node, NamedTupleNode):
+            return _namedtuple(node.name, node.fields)(*children)
+        if isinstance(node, ListNode | TupleNode):
+            return children if isinstance(node, ListNode) else tuple(children)
+        cls = node_named(node.name) if isinstance(node, RegisteredNode) else None
+        if cls is None or isinstance(node, CustomNode):
+            return self._unknown(node, children, path)
+        return self._made(cls, node, children, path) if self._wanted(node) else None
+
+    def _made(
+        self, cls: NodeClass, node: RegisteredNode, children: list[object], path: tuple[object, ...]
+    ) -> object:
+        data = from_json(node.data)
+        try:
+            return cls.make(cls.from_data(data), children)
+        except Exception as error:  # noqa: BLE001  # of the user's class; all are raised together
+            name = f"a {cls.cls.__qualname__} registered as {node.name!r}"
+            self.faults.append((keypath.join(path), name, error))
+            return None
+
+
+def _child_keys(node: Node) -> Sequence[object]:
+    """The keys of a node's children, or their places."""
+    if isinstance(node, DictNode):
+        return [from_json(key) for key in node.keys]
+    if isinstance(node, NamedTupleNode):
+        return node.fields
+    return () if isinstance(node, int | NoneNode) else range(len(node.children))
 
 
 @functools.lru_cache(maxsize=256)
 def _namedtuple(name: str, fields: tuple[str, ...]) -> Callable[..., object]:
-    return namedtuple(name, fields)  # noqa: PYI024  # the class is known at run time only
+    # Names that are no identifiers come from namedtuple(..., rename=True) themselves.
+    cls = namedtuple(name, fields, rename=True)  # type: ignore[misc]  # noqa: PYI024  # the class is known at run time only
+    if cls._fields != fields:
+        raise ValueError(f"no namedtuple has the fields {fields}")
+    return cls

@@ -75,7 +75,7 @@ def bad(**changes: object) -> m.Manifest:
     ("manifest", "fault"),
     [
         (bad(dtype="object"), "unknown dtype"),
-        (bad(shape=(-4,)), "negative dimension"),
+        (bad(shape=(-4,)), "impossible shape"),
         (bad(packed=()), "exactly one place"),
         (bad(shape=(10**12,)), "outside its pack"),
         (bad(packed=(m.PackedBox(0, -64, "00"),)), "outside its pack"),

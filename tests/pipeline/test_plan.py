@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ckptmgr import UnsupportedLeaf
-from ckptmgr.pipeline.plan import Plan, Planner, fill_pack
+from ckptmgr.pipeline.plan import Plan, Planner
 from ckptmgr.tree.registry import Registry
 
 MIB = 1 << 20
@@ -20,28 +18,6 @@ MIB = 1 << 20
 def planned(tree: object, pack_below: int = MIB) -> Plan:
     """The plan of a tree."""
     return Planner(Registry(), pack_below).plan(tree)[0]
-
-
-@given(st.lists(st.integers(1, 3 * MIB), max_size=60))
-def test_a_pack_is_aligned_in_order_without_overlap_and_no_leaf_crosses_a_chunk(
-    sizes: list[int],
-) -> None:
-    """And wastes at most one leaf a chunk."""
-    pack, offsets = fill_pack(sizes)
-    if pack is None:
-        assert sizes == []
-        return
-    assert all(offset % 64 == 0 for offset in offsets)
-    ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
-    assert all(end <= start for end, start in zip(ends, offsets[1:], strict=False))
-    assert all(
-        offset // pack.chunk == (end - 1) // pack.chunk
-        for offset, end in zip(offsets, ends, strict=True)
-    )
-    assert ends[-1] <= pack.nbytes
-    padded = sum(-(-size // 64) * 64 for size in sizes)
-    chunks = -(-pack.nbytes // pack.chunk)
-    assert pack.nbytes <= padded + chunks * (max(sizes) + 64)
 
 
 def test_each_slot_has_one_place_and_a_leaf() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmgr import DirectoryLocked, MissingFile, StepExists, TruncatedFile
+from ckptmgr import DirectoryLocked, MissingFile, StepExists, StorageError, TruncatedFile
 from ckptmgr.format.step import COMMIT_RECORD
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
@@ -172,8 +172,26 @@ def test_a_step_with_files_of_somebody_else_is_neither_replaced_nor_deleted(stor
     with storage.attempt("step-00000001") as attempt:
         attempt.put("arrays/a/notes.txt", [b"mine"])
         attempt.publish(b"record", replace=False)
-    with pytest.raises(StepExists, match=r"notes\.txt"):
+    with pytest.raises(StorageError, match=r"notes\.txt"):
         write(storage, "step-00000001", replace=True, a=b"x")
-    with pytest.raises(StepExists, match=r"notes\.txt"):
+    with pytest.raises(StorageError, match=r"notes\.txt"):
         storage.delete("step-00000001")
     assert storage.read("step-00000001/arrays/a/notes.txt", 4) == b"mine"
+
+
+def test_a_replacement_of_what_is_no_longer_there_is_refused(store: Open) -> None:
+    """By the record that it must have."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"old")
+    for former in (b"record", b"other"):
+        with storage.attempt("step-00000001") as attempt:
+            attempt.put("arrays/a/c", [former])
+            if former == b"record":
+                attempt.publish(b"newer", replace=True, former=former)
+            else:
+                with pytest.raises(StepExists, match="meanwhile"):
+                    attempt.publish(b"newest", replace=True, former=former)
+    assert storage.read("step-00000001/arrays/a/c", 6) == b"record"
+    storage.delete("step-00000001")
+    with storage.attempt("step-00000001") as attempt, pytest.raises(StepExists, match="meanwhile"):
+        attempt.publish(b"newest", replace=True, former=b"newer")

@@ -7,7 +7,7 @@ import pytest
 
 from ckptmgr import InvalidOption, UnsupportedLeaf
 from ckptmgr.format.zarr import DTYPES
-from ckptmgr.tree.casting import can_cast, fill, parse_casting
+from ckptmgr.tree.casting import can_cast, can_store, fill, parse_casting
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,9 @@ from ckptmgr.tree.casting import can_cast, fill, parse_casting
         ("int32", "float32", "same_kind", True),
         ("complex64", "float32", "same_kind", False),
         ("bool", "int8", "same_kind", True),
+        ("int32", "uint32", "same_kind", False),
+        ("uint32", "int32", "same_kind", True),
+        ("int4", "int2", "unsafe", False),
         ("bfloat16", "float32", "safe", True),
         ("float32", "bfloat16", "safe", False),
         ("float32", "int8", "unsafe", True),
@@ -50,10 +53,13 @@ def test_an_unknown_word_is_refused() -> None:
         (np.array([1 + 1e300j]), "complex64", False),
         (np.array([127, -128]), "int8", True),
         (np.array([128]), "int8", False),
-        (np.array([256]), "bfloat16", True),
-        (np.array([257]), "bfloat16", False),
-        (np.array([True, False]), "float8_e5m2", True),
-        (np.array([70000]), "float16", False),
+        (np.array([200], np.uint8), "int16", True),
+        (np.array([7], np.int32), "int4", True),
+        (np.array([8], np.int32), "int4", False),
+        ([np.inf], "float4_e2m1fn", False),
+        ([-np.inf], "float8_e5m2", True),
+        (np.full((700, 700), 1e9), "float32", True),
+        (np.where(np.arange(600_000) == 599_999, 1e39, 1), "float32", False),
     ],
 )
 def test_values_survive_a_cast_or_are_refused(source: object, target: str, *, fits: bool) -> None:
@@ -67,3 +73,25 @@ def test_values_survive_a_cast_or_are_refused(source: object, target: str, *, fi
         with pytest.raises(UnsupportedLeaf, match=f"do not fit into {target}") as caught:
             fill(filled, array, "w")
         assert caught.value.leaf == "w"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "allowed"),
+    [
+        ("float32", "bfloat16", True),
+        ("float64", "float32", True),
+        ("int64", "int8", True),
+        ("uint8", "int16", True),
+        ("uint8", "int8", False),
+        ("int8", "uint8", False),
+        ("int32", "float64", False),
+        ("bool", "int8", False),
+        ("float32", "int32", False),
+        ("complex128", "complex64", True),
+        ("complex64", "float32", False),
+        ("int4", "int2", False),
+    ],
+)
+def test_what_may_be_stored_as_what(source: str, target: str, *, allowed: bool) -> None:
+    """Of the same kind, where there is code for it."""
+    assert can_store(DTYPES[source], DTYPES[target]) is allowed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmgr import TreeMismatch
+from ckptmgr import InvalidOption, TreeMismatch
 from ckptmgr.tree.rules import by_globs, by_prefix, prefixes
 from tests.trees import Pair
 
@@ -48,9 +48,20 @@ def test_a_glob_that_matches_nothing_is_an_error_that_suggests() -> None:
 
 def test_a_prefix_tree_speaks_of_subtrees_by_their_keys() -> None:
     """A namedtuple like a dict of equal keys; None is a value."""
-    said = prefixes({"params": {"a": 1}, "opt": Pair(2, None)})
+    said = prefixes({"params": {"a": 1}, "opt": Pair(2, None)}, "option")
     assert said == {"params/a": 1, "opt/left": 2, "opt/right": None}
-    found, unused = by_prefix(said, PATHS)
-    assert found == ["params/a", "params/a", None, None, None, None]
+    found, unused = by_prefix(said, PATHS, "unsaid")
+    assert found == [1, 1, *["unsaid"] * 4]
     assert unused == {"opt/left", "opt/right"}
-    assert by_prefix(prefixes(7), PATHS) == ([""] * 6, set())
+    assert by_prefix(prefixes(7, "option"), PATHS, 0) == ([7] * 6, set())
+
+
+def test_the_key_that_is_empty_is_not_the_whole_tree() -> None:
+    """Though both paths are written the same."""
+    assert by_prefix(prefixes({"": 1}, "option"), ["", "/x", "a", "a/"], 0) == ([1, 1, 0, 0], set())
+
+
+def test_a_tree_that_jax_cannot_flatten_is_an_invalid_option() -> None:
+    """With its name."""
+    with pytest.raises(InvalidOption, match="select: jax cannot"):
+        prefixes({1: True, "a": False}, "select")

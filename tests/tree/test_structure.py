@@ -23,7 +23,7 @@ def described(tree: object) -> manifest.Node:
 
 def built(node: manifest.Node, leaves: list[object]) -> object:
     """The tree of a structure, with a mark where a class does not come back."""
-    return structure.build(node, leaves, lambda node, children, depth: (node.name, children, depth))
+    return structure.build(node, leaves, lambda node, children, path: (node.name, children, path))
 
 
 TREES = [
@@ -74,7 +74,7 @@ def test_a_class_that_only_jax_knows_is_named_with_its_place() -> None:
     """Whoever builds the tree decides what becomes of it."""
     node = described([0, {"d": defaultdict(int, a=1)}])
     assert [stranger.name for stranger in structure.strangers(node)] == ["collections.defaultdict"]
-    assert built(node, [7, 8]) == [7, {"d": ("collections.defaultdict", [8], 2)}]
+    assert built(node, [7, 8]) == [7, {"d": ("collections.defaultdict", [8], (1, "d"))}]
 
 
 @pytest.mark.parametrize("depth", [900, 5000])

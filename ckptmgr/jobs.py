@@ -1,0 +1,66 @@
+"""Jobs: what the service is given to do, who keeps its books, and how its work ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+import anyio
+
+from ckptmgr.errors import CheckpointError
+from ckptmgr.format.manifest import CommitRecord
+from ckptmgr.format.step import StepInfo
+from ckptmgr.future import SaveFuture
+from ckptmgr.pipeline.header import Header
+from ckptmgr.pipeline.merge import Merge
+from ckptmgr.pipeline.plan import Planned
+from ckptmgr.pipeline.snapshot import Handover
+
+OnBusy = Literal["wait", "skip", "replace"]
+T = TypeVar("T")
+
+
+class Ledger(Protocol):
+    """What keeps the books of a directory: told of each commit, then asked to tidy up."""
+
+    def refresh(self) -> None:
+        """Look at what is there; once, before any work."""
+
+    def commit_time(self) -> float:
+        """The time for the next commit record, in seconds since the epoch."""
+
+    def add(self, name: str, record: CommitRecord) -> StepInfo:
+        """Note what was committed."""
+
+    def retain(self) -> None:
+        """Delete what is not to be kept."""
+
+
+@dataclass(slots=True, eq=False)
+class SaveJob:
+    """A save on its way: what to write, and where its snapshot and its outcome go."""
+
+    name: str
+    planned: Planned  # its arrays are emptied by the snapshot: the tree is not ours to keep
+    header: Header
+    replace: bool
+    future: SaveFuture
+    handover: Handover
+    kept: Merge | None = None
+    scope: anyio.CancelScope | None = field(default=None)
+
+
+async def outcome_of(work: Awaitable[T], what: str, step: int | None) -> T | CheckpointError:
+    """What the work returns, or what it fails with: an error of ours that names its step."""
+    try:
+        return await work
+    except CheckpointError as error:
+        failure = error
+    except anyio.get_cancelled_exc_class():
+        raise
+    except BaseException as error:  # noqa: BLE001  # the service must outlive whatever fails
+        failure = CheckpointError(f"the {what} failed: {error!r}")
+        failure.__cause__ = error
+    failure.step = step if failure.step is None else failure.step
+    return failure
