@@ -300,6 +300,8 @@ class Service:
                 await self._save(job)
             finally:
                 job.handover.abandon()
+                if not job.future.done():  # only where the service itself fails
+                    job.future.resolve(State.FAILED, CheckpointError("the service ended"))
                 with self._changed:
                     self._active = None
                     self._changed.notify_all()

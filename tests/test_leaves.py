@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 import struct
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 import ckptmgr
 from ckptmgr import CheckpointManager, MemoryStorage, TreeMismatch, UndecodableLeaf, UnsupportedLeaf
 from ckptmgr.format.zarr import DTYPES
+from ckptmgr.tree import registered
 from tests.classes import Broken, Config, Layer, Picky, Point, Stranger, Words
 from tests.trees import Pair, assert_same
 
@@ -391,3 +393,170 @@ def test_the_future_of_a_save_shows_the_tree_as_load_structure_will(tmp_path: Pa
     future = ckptmgr.save_async(tmp_path / "tree", {"w": jnp.ones(3), "n": 1, "h": np.ones(2)})
     future.result()
     assert future.structure == ckptmgr.load_structure(tmp_path / "tree")
+
+
+class Settings:
+    """Aux data that may change without its treedef telling."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_aux_data_that_changes_between_saves_is_saved_as_it_is_then(run: Path) -> None:
+    """Though the plan of the tree is kept."""
+    settings = Settings(1)
+    tree = [[Late(jnp.ones(2), settings), 7], Late(1, Settings(5))]
+    with CheckpointManager(run) as manager:
+        for step in (1, 2):
+            settings.value = step
+            manager.save(step, tree).result()
+        assert [manager.restore(step)[0][0].aux.value for step in (1, 2)] == [1, 2]
+        assert manager.restore(2)[1].aux.value == 5
+
+
+@jax.tree_util.register_pytree_node_class
+class Late:
+    """A node with aux data that compares by identity, registered below."""
+
+    def __init__(self, leaf: object, aux: Any) -> None:
+        self.leaf, self.aux = leaf, aux
+
+    def tree_flatten(self) -> tuple[tuple[object], Any]:
+        """Leaf and aux data."""
+        return (self.leaf,), self.aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: tuple[object]) -> Late:
+        """Of these."""
+        return cls(children[0], aux)
+
+
+ckptmgr.register_node(
+    Late,
+    name="tests.late",
+    to_data=lambda aux: aux.tolist() if isinstance(aux, np.ndarray) else aux.value,
+    from_data=lambda data: np.array(data) if isinstance(data, list) else Settings(data),
+)
+
+
+def test_a_class_that_is_registered_after_a_save_counts_in_the_next(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of the same tree is made anew."""
+    monkeypatch.setattr(registered, "_NODES", dict(registered._NODES))
+    monkeypatch.setattr(registered, "_BY_CLASS", dict(registered._BY_CLASS))
+    tree = [Stranger(1, 2)]
+    with CheckpointManager(run) as manager:
+        manager.save(1, tree).result()
+        ckptmgr.register_node(Stranger, name="tests.known")
+        manager.save(2, tree).result()
+        assert manager.restore(2) == tree
+        with pytest.raises(TreeMismatch, match="Stranger"):
+            manager.restore(1)
+
+
+def test_aux_data_that_cannot_be_compared_is_saved_again_and_again(run: Path) -> None:
+    """As numpy arrays: no plan is kept for it."""
+    with CheckpointManager(run) as manager:
+        for step in range(3):
+            manager.save(step, Late(step, np.arange(3))).result()
+            assert list(manager.restore().aux) == [0, 1, 2]
+
+
+def test_decoders_run_with_the_callers_x64(tmp_path: Path) -> None:
+    """Which jax keeps per thread."""
+    with jax.enable_x64(True):
+        ckptmgr.save(tmp_path / "tree", [Plus(jnp.array([2**40]))])
+        found = ckptmgr.load(tmp_path / "tree")[0].array
+    assert (found.dtype, int(found[0])) == (np.int64, 2**40 + 1)
+
+
+class Plus:
+    """A leaf whose decoder computes."""
+
+    def __init__(self, array: jax.Array) -> None:
+        self.array = array
+
+
+ckptmgr.register_leaf(
+    Plus, name="tests.plus", encode=lambda leaf: leaf.array, decode=lambda array: Plus(array + 1)
+)
+
+
+def test_memory_that_a_users_encoder_shares_may_change_after_save(run: Path) -> None:
+    """What jax took over from numpy is no jax array that nobody changes."""
+    with CheckpointManager(run) as manager:
+        for step in range(5):
+            memory = np.ones(1_000_000, np.float32)
+            future = manager.save(step, [Words(jax.device_put(memory))])
+            memory[:] = 2
+            future.result()
+            assert float(manager.restore()[0].text.max()) == 1
+
+
+def test_a_node_in_which_nothing_is_selected_is_not_made(tmp_path: Path) -> None:
+    """Its class may not stand None in the place of a leaf; nor are all its faults hidden."""
+    tree = {"a": Strict(1), "b": [Strict(2)], "n": 3}
+    ckptmgr.save(tmp_path / "tree", tree)
+    found = ckptmgr.load(tmp_path / "tree", select=["n", "b"])
+    assert (found["a"], found["b"][0].number, found["n"]) == (None, 2, 3)
+    Strict.broken = True
+    try:
+        with pytest.raises(UndecodableLeaf, match=r"(?s)'a'.*tests.strict.*'b/0'") as caught:
+            ckptmgr.load(tmp_path / "tree")
+    finally:
+        Strict.broken = False
+    assert caught.value.leaf == "a"
+
+
+@jax.tree_util.register_pytree_node_class
+class Strict:
+    """A node that takes nothing but an int."""
+
+    broken = False
+
+    def __init__(self, number: int) -> None:
+        self.number = operator.index(number)
+
+    def tree_flatten(self) -> tuple[tuple[int], None]:
+        """The number."""
+        return (self.number,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Strict:
+        """Of a number, or of what jax puts in its place."""
+        if cls.broken or children[0] is None:
+            raise ValueError("no number")
+        made = object.__new__(cls)
+        made.number = children[0]
+        return made
+
+
+ckptmgr.register_node(Strict, name="tests.strict")
+
+
+def test_a_namedtuple_whose_fields_were_renamed_comes_back(tmp_path: Path) -> None:
+    """With the names that it had."""
+    odd = namedtuple("odd", ["a", "def"], rename=True)  # noqa: PYI024  # a plain one
+    found = there_and_back(tmp_path, odd(1, 2))
+    assert (found, found._fields) == ((1, 2), ("a", "_1"))
+
+
+def test_a_node_that_cannot_be_flattened_is_an_error_of_ours(tmp_path: Path) -> None:
+    """Whatever it raises."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Broken:
+        def tree_flatten(self) -> None:
+            raise KeyError("x")
+
+        @classmethod
+        def tree_unflatten(cls, *_: object) -> None:
+            """Never."""
+
+    for act in (
+        lambda: ckptmgr.save(tmp_path / "tree", [Broken()]),
+        lambda: ckptmgr.key_paths([Broken()]),
+    ):
+        with pytest.raises(UnsupportedLeaf, match="cannot flatten"):
+            act()

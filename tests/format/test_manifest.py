@@ -8,6 +8,7 @@ import pytest
 from ckptmgr import DamagedStep, UnsupportedFormat
 from ckptmgr.format import manifest as m
 from ckptmgr.format.digest import digest
+from ckptmgr.format.zarr import Codec
 
 PACK = m.Pack(process=0, nbytes=128, chunk=128)
 ARRAY = m.ArrayEntry("float32", (4,), packed=(m.PackedBox(0, 64, "00"),))
@@ -82,6 +83,17 @@ def bad(**changes: object) -> m.Manifest:
         (bad(packed=(m.PackedBox(1, 0, "00"),)), "outside its pack"),
         (bad(packed=(), grid=m.Grid((0,), ("00",))), "do not fit its shape"),
         (bad(packed=(), grid=m.Grid((2,), ("00",))), "do not match its chunks"),
+        (bad(packed=(), grid=m.Grid((2**40,), ("00",))), "do not fit its shape"),
+        (bad(shape=(10**400, 1), packed=()), "impossible shape"),
+        (bad(shape=(0,) * 100, packed=()), "impossible shape"),
+        (bad(packed=(), grid=m.Grid((4,), ("00",), Codec(zstd=10**30))), "level of zstd"),
+        (bad(packed=(), grid=m.Grid((4,), ("00",), Codec((3,)))), "inside do not divide"),
+        (bad(packed=(), grid=m.Grid((4,), ("00",), Codec((0,)))), "inside do not divide"),
+        (bad(packed=(), grid=m.Grid((4,), ("00",), Codec((2, 2)))), "inside do not divide"),
+        (
+            m.Manifest(m.FORMAT, m.ListNode((0, 1)), (LEAF, LEAF), (PACK,)),
+            "two leaves have the same path",
+        ),
         (msgspec.structs.replace(MANIFEST, packs=(PACK, PACK)), "two packs"),
         (msgspec.structs.replace(MANIFEST, structure=m.NoneNode()), "each leaf once"),
         (msgspec.structs.replace(MANIFEST, structure=m.ListNode((0, 0))), "each leaf once"),

@@ -24,6 +24,7 @@ from ckptmgr import (
     TreeMismatch,
     UnsupportedLeaf,
 )
+from ckptmgr.storage.local import LocalStorage
 from tests.trees import Pair, assert_same
 
 RANDOM = np.random.default_rng(0)
@@ -301,3 +302,31 @@ def test_memory_stays_under_the_limit_while_chunks_are_encoded(run: Path) -> Non
         assert 3 * 800_000 <= seen.peak_bytes <= 4 << 20
         assert seen.used_bytes == 0
         assert_same(manager.restore(), tree)
+
+
+def test_what_is_compressed_needs_no_room_for_all_its_bytes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much it will need is not known."""
+    options = [("z", LeafOptions(compression="zstd"))]
+    with CheckpointManager(run, leaf_options=options) as manager:
+        monkeypatch.setattr(LocalStorage, "free_bytes", lambda _: 1 << 20)
+        manager.save(0, {"z": np.zeros((2000, 1000))}).result()
+        with pytest.raises(ckptmgr.NoSpace):
+            manager.save(1, {"z": np.zeros(3), "w": np.zeros((2000, 1000))}).result()
+
+
+def test_a_load_counts_what_it_decodes_at_a_time_and_no_more(run: Path) -> None:
+    """One chunk has one decoder, however many threads read."""
+    options = [("w", LeafOptions(compression="zstd"))]
+    with CheckpointManager(run, leaf_options=options) as manager:
+        manager.save(0, {"w": np.zeros((1000, 1000))}).result()
+    with CheckpointManager(run, read_only=True) as manager:
+        manager.restore()
+        assert manager.statistics().peak_bytes < 4.2 * 8_000_000
+
+
+def test_chunks_that_come_out_tiny_are_refused(tmp_path: Path) -> None:
+    """A prime edge would fall into single items, a file each."""
+    with pytest.raises(InvalidOption, match="has 4 bytes, a file each"):
+        save(tmp_path, [jnp.ones(1_000_003)], ("*", LeafOptions(chunk_bytes="1MiB")))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptmgr
-from ckptmgr import CheckpointManager, DamagedStep, InvalidOption, NoSuchStep, TreeMismatch
+from ckptmgr import (
+    CheckpointManager,
+    DamagedStep,
+    InvalidOption,
+    NoSuchStep,
+    StepExists,
+    TreeMismatch,
+)
 from tests.classes import Config, Layer
 from tests.trees import Pair, assert_same, common
 
@@ -238,3 +246,48 @@ def test_killed_at_any_point_of_a_merge_the_former_is_whole(
     assert_same(ckptmgr.load(tmp_path / "tree"), tree)
     ckptmgr.save(tmp_path / "tree", {"n": 1}, merge=True)
     assert_same(ckptmgr.load(tmp_path / "tree"), {**tree, "n": 1})
+
+
+def test_no_update_of_concurrent_merges_is_lost(tmp_path: Path) -> None:
+    """Each is either there or was refused."""
+    ckptmgr.save(tmp_path / "tree", {"start": 0})
+    done: list[str] = []
+    refused: list[Exception] = []
+
+    def merge(worker: int) -> None:
+        for number in range(8):
+            try:
+                ckptmgr.save(tmp_path / "tree", {f"{worker}_{number}": number}, merge=True)
+                done.append(f"{worker}_{number}")
+            except StepExists as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=merge, args=(worker,)) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) + len(refused) == 24
+    assert set(ckptmgr.load(tmp_path / "tree")) == {"start", *done}
+
+
+def test_a_checkpoint_is_merged_into_through_a_link(tmp_path: Path) -> None:
+    """The link stays one."""
+    ckptmgr.save(tmp_path / "tree", {"a": 1})
+    (tmp_path / "link").symlink_to("tree")
+    ckptmgr.save(tmp_path / "link", {"b": 2}, merge=True)
+    assert (tmp_path / "link").is_symlink()
+    assert ckptmgr.load(tmp_path / "tree") == ckptmgr.load(tmp_path / "link") == {"a": 1, "b": 2}
+    ckptmgr.save(tmp_path / "link", {"c": 3}, overwrite=True)
+    assert ckptmgr.load(tmp_path / "tree") == {"c": 3}
+    assert sorted(os.listdir(tmp_path)) == ["link", "tree"]
+
+
+@pytest.mark.parametrize(("old", "new"), [({1: "a"}, {True: "b"}), ({1: "a"}, {"x": "b"})])
+def test_keys_that_no_dict_could_have_together_are_refused(
+    tmp_path: Path, old: Any, new: Any
+) -> None:
+    """Or that jax could not sort."""
+    with pytest.raises(TreeMismatch, match="same or have no order"):
+        merged(tmp_path, old, new)
+    assert ckptmgr.load(tmp_path / "tree") == old

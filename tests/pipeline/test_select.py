@@ -177,3 +177,11 @@ def test_resume_takes_a_part_too(run: Path) -> None:
             5,
             {"params": 1, "lr": 3},
         )
+
+
+def test_a_predicate_that_raises_is_an_error_with_the_leafs_path(tmp_path: Path) -> None:
+    """It is the caller's."""
+    ckptmgr.save(tmp_path / "tree", {"a": 1})
+    with pytest.raises(InvalidOption, match="ZeroDivisionError") as caught:
+        ckptmgr.load(tmp_path / "tree", select=lambda *_: 1 / 0)
+    assert caught.value.leaf == "a"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -95,3 +97,16 @@ def test_values_survive_a_cast_or_are_refused(source: object, target: str, *, fi
 def test_what_may_be_stored_as_what(source: str, target: str, *, allowed: bool) -> None:
     """Of the same kind, where there is code for it."""
     assert can_store(DTYPES[source], DTYPES[target]) is allowed
+
+
+def test_a_cast_needs_no_memory_to_speak_of() -> None:
+    """What it needs beside the array counts nowhere."""
+    source = np.ones((2000, 2000), np.float32)
+    target = np.zeros(source.shape, np.float16)
+    tracemalloc.start()
+    try:
+        fill(target, source, "w")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < source.nbytes / 2

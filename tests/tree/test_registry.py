@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ import ckptmgr
 from ckptmgr import CheckpointManager, Encoded, Handler, InvalidOption, TreeMismatch
 from ckptmgr.tree.handlers import Array
 from ckptmgr.tree.registry import Registry
+from tests.classes import Words
 from tests.trees import assert_same
 
 
@@ -178,3 +181,100 @@ def test_handlers_that_cannot_stand_side_by_side_are_refused(
     """When the manager opens."""
     with pytest.raises(InvalidOption, match=why):
         CheckpointManager(tmp_path / "run", handlers=handlers)
+
+
+class Loud(PathHandler):
+    """Raises where it is asked."""
+
+    name = "loud"
+    types = None
+
+    def handles(self, leaf: Any) -> bool:
+        """Only of what has a shape."""
+        return bool(leaf.shape == ())
+
+
+class Keys(PathHandler):
+    """Gives arrays that are none of numbers."""
+
+    name = "keys"
+
+    def encode(self, leaf: object) -> Encoded:
+        """Keys."""
+        return Encoded(None, {"": jax.random.key(0)})
+
+
+class Numbered(PathHandler):
+    """Gives arrays whose names are no text."""
+
+    name = "numbered"
+    array: Any = 3
+
+    def encode(self, leaf: object) -> Encoded:
+        """An array."""
+        return Encoded(None, {self.array: np.ones(3)})
+
+
+class Surrogate(Numbered):
+    """Or no Unicode."""
+
+    name = "surrogate"
+    array = "\ud800"
+
+
+class Lists(PathHandler):
+    """Gives lists for arrays."""
+
+    name = "lists"
+
+    def encode(self, leaf: object) -> Encoded:
+        """A list."""
+        return Encoded(None, {"": [1, 2]})  # type: ignore[dict-item]  # that is the point
+
+
+@pytest.mark.parametrize("handler", [Loud(), Keys(), Numbered(), Surrogate(), Lists()])
+def test_what_a_handler_does_wrong_is_an_error_with_the_leafs_path(
+    tmp_path: Path, handler: Handler
+) -> None:
+    """Before anything is written."""
+    with pytest.raises(ckptmgr.UnsupportedLeaf) as caught:
+        ckptmgr.save(tmp_path / "tree", {"a": [POSIX]}, handlers=[handler])
+    assert caught.value.leaf == "a/0"
+    assert list(tmp_path.iterdir()) == []
+
+
+@dataclass
+class Unhashable(PathHandler):
+    """As a plain dataclass is."""
+
+    name: str = "unhashable"
+
+
+def test_a_handler_need_not_be_hashable(tmp_path: Path) -> None:
+    """A dataclass is not."""
+    ckptmgr.save(tmp_path / "tree", [POSIX], handlers=[Unhashable()])
+    assert ckptmgr.load(tmp_path / "tree", handlers=[Unhashable()]) == [POSIX]
+
+
+class Greedy(Everything):
+    """Overrides one, and takes what others take."""
+
+    name = "greedy"
+    overrides = "bytes"
+
+
+class Better(PathHandler):
+    """Overrides a registered class."""
+
+    name = "better"
+    types = (Words,)
+    overrides = "tests.words"
+
+
+def test_overriding_one_handler_is_not_overriding_all(tmp_path: Path) -> None:
+    """And a registered class may be overridden too."""
+    with pytest.raises(InvalidOption, match="'greedy' and 'python'"):
+        ckptmgr.save(tmp_path / "tree", [1], handlers=[Greedy()])
+    ckptmgr.save(tmp_path / "tree", [Words("/x")], handlers=[Better()])
+    found = ckptmgr.load(tmp_path / "tree", handlers=[Better()])
+    assert found == [pathlib.PurePosixPath("Words(text='/x')")]

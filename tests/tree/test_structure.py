@@ -8,7 +8,8 @@ from collections import OrderedDict, defaultdict
 import msgspec
 import pytest
 
-from ckptmgr import UnsupportedLeaf, key_paths
+import tests.classes  # noqa: F401  # it registers some
+from ckptmgr import DamagedStep, UnsupportedLeaf, key_paths
 from ckptmgr.format import manifest
 from ckptmgr.tree import structure
 from tests.trees import Pair, assert_same
@@ -85,3 +86,24 @@ def test_a_tree_nested_too_deep_is_refused(depth: int) -> None:
         tree = [tree]
     with pytest.raises(UnsupportedLeaf, match=r"too deep|recursion"):
         described(tree)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        manifest.DictNode((1, True), (0, 1)),
+        manifest.DictNode(("a", "a"), (0, 1)),
+        manifest.DictNode(({"float": "00"},), (0,)),
+        manifest.DictNode(({"tuple": [{"list": []}]},), (0,)),
+        manifest.DictNode(("a",), (0, 1)),
+        manifest.NamedTupleNode("N", ("a", "class"), (0, 1)),
+        manifest.NamedTupleNode("N", ("__class__", "b"), (0, 1)),
+        manifest.NamedTupleNode("no name", ("a", "b"), (0, 1)),
+        manifest.RegisteredNode("tests.layer", {"float": "00"}, (0, 1)),
+    ],
+    ids=str,
+)
+def test_what_describes_no_tree_is_damage(node: manifest.Node) -> None:
+    """A hostile manifest gets one error."""
+    with pytest.raises(DamagedStep, match="describes no tree"):
+        built(node, [1, 2])
