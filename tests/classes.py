@@ -9,7 +9,8 @@ import jax
 
 from ckptmgr import register_leaf, register_node
 
-Point = register_node(namedtuple("Point", ["x", "y"]), name="tests.point")  # noqa: PYI024  # a plain one
+Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # a plain one
+register_node(Point, name="tests.point")
 
 
 @register_node(name="tests.layer")

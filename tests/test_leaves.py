@@ -211,7 +211,7 @@ def test_registered_classes_come_back_by_themselves(tmp_path: Path) -> None:
     tree: Any = {
         "layer": Layer(jnp.ones((2, 2)), None, "gelu"),
         "config": Config("depth=2"),
-        "point": Point(1, [2]),  # type: ignore[call-arg, arg-type]  # mypy takes it for tuple
+        "point": Point(1, [2]),
         "leaf": Words(["a", ("b", {"c": 1})]),
     }
     found = there_and_back(tmp_path, tree)

@@ -83,8 +83,8 @@ def fill(target: np.ndarray, source: np.ndarray, leaf: str) -> None:
       UnsupportedLeaf: a value would not survive: an integer that changes, a float that
         overflows, a NaN where there is none.
     """
-    if target.dtype == source.dtype.newbyteorder("="):
-        np.copyto(target, source)
+    if target.dtype == source.dtype or target.dtype == source.dtype.newbyteorder("="):
+        target[...] = source
         return
     if source.size > _BLOCK:  # the copies that the checks make count nowhere: they stay small
         axis = int(np.argmax(source.shape))
