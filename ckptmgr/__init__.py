@@ -30,6 +30,7 @@ from ckptmgr.future import LoadFuture, Progress, SaveFuture, State
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
 from ckptmgr.manager import CheckpointManager
 from ckptmgr.pipeline.leaf_options import LeafOptions
+from ckptmgr.pipeline.request import LoadOptions
 from ckptmgr.retention import (
     KeepAll,
     KeepBest,
@@ -48,6 +49,7 @@ from ckptmgr.tree.structure import key_paths
 __all__ = [
     # saving and restoring
     "CheckpointManager",
+    "LoadOptions",
     "load",
     "load_async",
     "load_structure",

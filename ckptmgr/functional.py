@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import anyio.to_thread
 
@@ -23,7 +23,7 @@ from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.jobs import SaveJob
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, local_path, pack_size
-from ckptmgr.pipeline import forms, match, restore
+from ckptmgr.pipeline import forms, restore
 from ckptmgr.pipeline import merge as merging
 from ckptmgr.pipeline.commit import step_info
 from ckptmgr.pipeline.header import header
@@ -31,6 +31,7 @@ from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.plan import Planner
 from ckptmgr.pipeline.read import read_manifest, read_record, read_record_bytes
+from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll
 from ckptmgr.service import Service
@@ -155,25 +156,15 @@ def load(  # each on its own
     path: str | os.PathLike[str],
     like: object = None,
     *,
-    select: object = None,
-    shardings: object = None,
-    casting: str = "same_kind",
     in_flight_bytes: int | str | ByteLimiter | None = None,
     handlers: Sequence[Handler] = (),
+    **options: Unpack[LoadOptions],
 ) -> Any:  # a tree of the caller's own types
     """Load the tree at `path`, a checkpoint or a run's newest step; blocks until it is there.
 
     Arguments and errors are those of `CheckpointManager.restore`.
     """
-    future = load_async(
-        path,
-        like,
-        select=select,
-        shardings=shardings,
-        casting=casting,
-        in_flight_bytes=in_flight_bytes,
-        handlers=handlers,
-    )
+    future = load_async(path, like, in_flight_bytes=in_flight_bytes, handlers=handlers, **options)
     try:
         return future.result()
     except BaseException:
@@ -185,15 +176,13 @@ def load_async(  # as load
     path: str | os.PathLike[str],
     like: object = None,
     *,
-    select: object = None,
-    shardings: object = None,
-    casting: str = "same_kind",
     in_flight_bytes: int | str | ByteLimiter | None = None,
     handlers: Sequence[Handler] = (),
+    **options: Unpack[LoadOptions],
 ) -> LoadFuture:
     """As `load`, but returns at once a future of the tree."""
     storage, name = _place(path)
-    request = match.request(like, select, shardings, casting)
+    request = make_request(like, **options)
     registry, limit = Registry(handlers), limiter(in_flight_bytes)
     service = Service(storage, _Books(storage), max_pending=0, writer=False)
     future = LoadFuture(None, service.dispatch)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, Unpack, get_args
 
 import anyio.to_thread
 
@@ -25,10 +25,11 @@ from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.jobs import OnBusy, SaveJob
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
 from ckptmgr.options import count, limiter, local_path, pack_size, require
-from ckptmgr.pipeline import forms, match, restore
+from ckptmgr.pipeline import forms, restore
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.plan import Planner
+from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll, Retention, Verdict, ranked
 from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, Service
@@ -214,10 +215,7 @@ class CheckpointManager:
         self,
         step: int | Literal["newest"] = "newest",
         like: object = None,
-        *,
-        select: object = None,
-        shardings: object = None,
-        casting: str = "same_kind",
+        **options: Unpack[LoadOptions],
     ) -> Any:  # a tree of the caller's own types
         """Restore a step; blocks until the tree is there, every byte checked.
 
@@ -226,11 +224,7 @@ class CheckpointManager:
           like: a tree of the saved structure, or of ShapeDtypeStructs: each leaf takes
             its type, dtype and sharding. None: as it was saved, jax arrays with their
             saved sharding where the devices allow it.
-          select: which leaves to read: a glob of key paths or a list of them ("params" is all
-            below it), a prefix tree of bools, or a predicate of path and form. The others
-            are None, or with `like` its own leaves; only what is selected is read.
-          shardings: "numpy" for host arrays, a Sharding, or a prefix tree of them.
-          casting: which dtypes may become which, in NumPy's words.
+          options: select=, shardings=, mesh=, casting=, resize=; see LoadOptions.
 
         Raises:
           NoSuchStep: there is no such step, or none at all.
@@ -238,7 +232,7 @@ class CheckpointManager:
           DamagedStep: bytes are missing or are not those that were saved.
           UndecodableLeaf: a handler or a registered class refuses what it stored.
         """
-        future = self.restore_async(step, like, select=select, shardings=shardings, casting=casting)
+        future = self.restore_async(step, like, **options)
         try:
             return future.result()
         except BaseException:
@@ -249,14 +243,11 @@ class CheckpointManager:
         self,
         step: int | Literal["newest"] = "newest",
         like: object = None,
-        *,
-        select: object = None,
-        shardings: object = None,
-        casting: str = "same_kind",
+        **options: Unpack[LoadOptions],
     ) -> LoadFuture:
         """Begin to restore; returns at once a future of the tree. Arguments as for `restore`."""
         wanted = None if isinstance(step, str) and step == "newest" else parse_step(step)
-        request = match.request(like, select, shardings, casting)
+        request = make_request(like, **options)
         info = self._look().find(wanted)
         future = LoadFuture(info.step, self._service.dispatch)
 
@@ -276,9 +267,7 @@ class CheckpointManager:
         *,
         step: int | Literal["newest"] = "newest",
         default_step: int = 0,
-        select: object = None,
-        shardings: object = None,
-        casting: str = "same_kind",
+        **options: Unpack[LoadOptions],
     ) -> tuple[int, T]:
         """The step and the tree to go on from; `(default_step, like)` where nothing is committed.
 
@@ -286,7 +275,7 @@ class CheckpointManager:
         """
         if isinstance(step, str) and step == "newest" and not self._look().steps:
             return parse_step(default_step), like
-        future = self.restore_async(step, like, select=select, shardings=shardings, casting=casting)
+        future = self.restore_async(step, like, **options)
         try:
             tree: T = future.result()
         except BaseException:

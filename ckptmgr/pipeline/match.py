@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from ckptmgr.errors import InvalidOption, TreeMismatch, UndecodableLeaf
+from ckptmgr.errors import TreeMismatch, UndecodableLeaf
 from ckptmgr.format.manifest import (
     ArrayEntry,
     CustomNode,
@@ -26,73 +26,17 @@ from ckptmgr.format.manifest import (
     RegisteredNode,
     leaf_indices,
 )
-from ckptmgr.format.zarr import DTYPES, NAMES
+from ckptmgr.format.zarr import DTYPES, NAMES, Shape
 from ckptmgr.pipeline import forms, placing
 from ckptmgr.pipeline.forms import PYTHON_NUMBERS, asked, python_value, saved
-from ckptmgr.pipeline.select import Selection
+from ckptmgr.pipeline.request import Like, Request
 from ckptmgr.tree import structure
-from ckptmgr.tree.casting import Casting, can_cast, parse_casting
+from ckptmgr.tree.casting import can_cast
 from ckptmgr.tree.handlers import Array, Handler, NumpyStruct
 from ckptmgr.tree.registry import Registry
 
 _WIDE: Final = 8  # bytes of an item that jax narrows without jax_enable_x64, complex64 aside
 _ARRAYS: Final = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a caller asks of a load, with what jax keeps per thread: made in the caller's.
-
-    Attributes:
-      like: leaves, treedef and key paths of the tree to restore into; None for the saved one.
-      select: which leaves are wanted.
-      shardings: None for the saved ones or those of `like`; "numpy"; a Sharding, or a
-        prefix tree of them.
-      casting: NumPy's word for what dtypes may become.
-    """
-
-    like: Like | None
-    select: Selection
-    shardings: object
-    casting: Casting
-    devices: tuple[jax.Device, ...]
-    default_device: jax.Device | str | None
-    x64: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    """A tree to restore into."""
-
-    leaves: list[object]
-    treedef: structure.PyTreeDef
-    paths: list[str]
-
-
-def request(like: object, select: object, shardings: object, casting: object) -> Request:
-    """The request for these arguments, checked as far as they go without the checkpoint.
-
-    Raises:
-      InvalidOption: `casting`, `select` or `shardings` is nothing that it can be.
-      UnsupportedLeaf: `like` cannot be flattened.
-    """
-    if isinstance(shardings, str) and shardings != "numpy":
-        raise InvalidOption(
-            f"shardings is 'numpy', a Sharding or a tree of them, not {shardings!r}"
-        )
-    target = None
-    if like is not None:
-        leaves, treedef = structure.flatten(like)
-        target = Like(leaves, treedef, structure.key_paths(like))
-    return Request(
-        like=target,
-        select=Selection(select),
-        shardings=shardings,
-        casting=parse_casting(casting),
-        devices=tuple(jax.devices()),
-        default_device=jax.config.jax_default_device,  # type: ignore[attr-defined]  # made at run time
-        x64=bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]  # made at run time
-    )
 
 
 class Placement(NamedTuple):
@@ -101,11 +45,13 @@ class Placement(NamedTuple):
     Attributes:
       on_device: a jax Array, with `sharding`, or as jax places it where that is None.
       dtype: what it is cast to, None to keep it.
+      shape: what it is padded or cut to, None to keep it.
     """
 
     on_device: bool = False
     sharding: Sharding | None = None
     dtype: np.dtype | None = None
+    shape: Shape | None = None
 
 
 class Goal(NamedTuple):
@@ -229,7 +175,7 @@ class _Matching:
         return Matched(goals, tree)
 
     def _wanted(self, paths: Sequence[str]) -> list[object]:
-        return placing.wanted(self.request.shardings, paths, whole=self.request.select.all)
+        return self.request.shardings.of(paths, whole=self.request.select.all)
 
     def _form(self, number: int) -> object:
         return forms.form(self.manifest.leaves[number], self.registry, self.request.devices)
@@ -244,22 +190,39 @@ class _Matching:
             )
             return Goal(number, _main_array)
         places = {
-            array.name: Placement(True, self._place(entry, array, DTYPES[array.dtype], place))
+            array.name: Placement(
+                True, self._place(entry, array, DTYPES[array.dtype], array.shape, place)
+            )
             for array in entry.arrays
             if array.sharding is not None and place != "numpy"
         }
         return Goal(number, partial(_decoded, handler, entry), places)
 
     def _place(
-        self, entry: LeafEntry, array: ArrayEntry | None, dtype: np.dtype, wanted: object
+        self,
+        entry: LeafEntry,
+        array: ArrayEntry | None,
+        dtype: np.dtype,
+        shape: Shape,
+        wanted: object,
     ) -> Sharding | None:
-        """Where an array on a device goes; finds fault with a dtype that jax would narrow."""
+        """Where an array on a device goes; finds fault with what it cannot be there."""
         if dtype.itemsize >= _WIDE and not self.request.x64 and NAMES[dtype] != "complex64":
             self.faults.append(
                 f"{entry.path!r}: saved {saved(entry)}; jax holds {dtype.name} only with "
                 "jax_enable_x64: switch it on, or load with shardings='numpy' or a narrower like="
             )
-        return placing.place(array, wanted, self.request.devices)
+        there, devices = self.request.shardings.mesh, self.request.devices
+        try:
+            saved_as = array.sharding if array else None
+            return placing.place(saved_as, shape, wanted, there, devices)
+        except ValueError as error:
+            before = next((array.sharding for array in entry.arrays), None)
+            self.faults.append(
+                f"{entry.path!r}: saved {saved(entry)} {placing.in_words(before)}; "
+                f"cannot be placed as asked for on {len(devices)} devices: {error}"
+            )
+            return None
 
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -267,7 +230,7 @@ class _Matching:
         if found is None:
             handler = self.registry.named(entry.handler)
             if handler is None or self._accepts(handler, number, target):
-                return self._as_saved(number, place or placing.of_target(target))
+                return self._as_saved(number, self._said(target, place))
             return self._fault(number, target)
         wanted: Any = getattr(target, "dtype", None)
         kind: Any = target if isinstance(target, type) else type(target)
@@ -275,7 +238,7 @@ class _Matching:
             wanted = np.dtype(kind)
             target = wanted.type()
         if isinstance(target, _ARRAYS) and _is_number(wanted):
-            if found[0] != target.shape or not self._castable(found[1], wanted):
+            if not self._shaped(found[0], target.shape) or not self._castable(found[1], wanted):
                 return self._fault(number, target)
             if not entry.arrays and not _fits(python_value(entry, {}), wanted):
                 return self._fault(number, target)
@@ -298,7 +261,8 @@ class _Matching:
 
     def _as_array(self, number: int, target: Any, dtype: np.dtype, place: object) -> Goal:
         """The goal of a leaf that becomes an array of the target's kind."""
-        on_host = {"": Placement(dtype=dtype)}
+        shape = tuple(target.shape)
+        on_host = {"": Placement(dtype=dtype, shape=shape)}
         if isinstance(target, np.generic):
             return Goal(number, _main_scalar, on_host)
         if isinstance(target, np.ndarray | NumpyStruct) or place == "numpy":
@@ -306,8 +270,15 @@ class _Matching:
         entry = self.manifest.leaves[number]
         # An array that jax placed by itself stays free to move with what it meets.
         array = forms.main(entry) if isinstance(target, jax.ShapeDtypeStruct) else None
-        wanted = self._place(entry, array, dtype, place or placing.of_target(target))
-        return Goal(number, _main_array, {"": Placement(True, wanted, dtype)})
+        wanted = self._place(entry, array, dtype, shape, self._said(target, place))
+        return Goal(number, _main_array, {"": Placement(True, wanted, dtype, shape)})
+
+    def _said(self, target: object, place: object) -> object:
+        """What is said of a leaf: by the caller, or else by the leaf of `like`."""
+        return placing.of_target(target) if place is None else place
+
+    def _shaped(self, source: Shape, target: Shape) -> bool:
+        return source == target or (self.request.resize and len(source) == len(target))
 
     def _castable(self, source: np.dtype, target: np.dtype) -> bool:
         native = target.newbyteorder("=")  # bytes are swapped by whoever assigns them
@@ -317,7 +288,7 @@ class _Matching:
         entry = self.manifest.leaves[number]
         self.faults.append(
             f"{entry.path!r}: saved {saved(entry)}, asked for {asked(target)}"
-            f" (casting={self.request.casting!r})"
+            f" (casting={self.request.casting!r}, resize={self.request.resize})"
         )
         return Goal(number, lambda _: None)
 

@@ -48,12 +48,16 @@ Found = Mapping[tuple[int, str], np.ndarray]  # by leaf and array name
 
 
 class Wanted(NamedTuple):
-    """An array to read: which array of which leaf, and what the manifest says of it."""
+    """An array to read: which array of which leaf, and what the manifest says of it.
+
+    `copied`: the bytes that whoever it is delivered to allocates for it, besides.
+    """
 
     leaf: int
     path: str
     entry: ArrayEntry
     nbytes: int
+    copied: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,7 @@ class Reader:
                 )
             return _Group({(want.leaf, entry.name): whole}, parts, lease, len(parts))
 
-        return _Request(want.nbytes + aside, make)
+        return _Request(want.nbytes + aside + want.copied, make)
 
     def _pack(self, pack: Pack, cell: int, members: list[Wanted]) -> _Request:
         """One chunk of a pack: a buffer that all its arrays are parts of, and one part a range."""
@@ -238,7 +242,8 @@ class Reader:
                 )
             return _Group(found, parts, lease, len(parts))
 
-        return _Request(sum(stop - start + ALIGNMENT for start, stop, _ in ranges), make)
+        copied = sum(want.copied for want in members)
+        return _Request(sum(stop - start + ALIGNMENT for start, stop, _ in ranges) + copied, make)
 
     def _fill(self, part: _Part) -> None:
         """Read a range of one file and check it.

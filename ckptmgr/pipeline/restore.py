@@ -6,6 +6,7 @@ buffers arrive, many in one call to jax; the leaves are made of them at the end.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,13 +20,14 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ckptmgr.errors import DamagedStep, MissingFile, NoSuchStep, UndecodableLeaf
-from ckptmgr.format.manifest import CommitRecord, Manifest
-from ckptmgr.format.zarr import DTYPES
+from ckptmgr.format.manifest import ArrayEntry, CommitRecord, Manifest
+from ckptmgr.format.zarr import DTYPES, Shape
 from ckptmgr.future import LoadFuture, Progress
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.forms import describe, python_value
-from ckptmgr.pipeline.match import Goal, Placement, Request, match
-from ckptmgr.pipeline.read import Found, Reader, Wanted, read_manifest, read_record
+from ckptmgr.pipeline.match import Goal, Placement, match
+from ckptmgr.pipeline.read import Found, Reader, Wanted, aligned, read_manifest, read_record
+from ckptmgr.pipeline.request import Request
 from ckptmgr.storage.base import Storage
 from ckptmgr.tree.handlers import Array
 from ckptmgr.tree.registry import Registry
@@ -130,12 +132,20 @@ class _Assembly:
     def _wanted(self) -> list[Wanted]:
         """Every array that has bytes to read."""
         return [
-            Wanted(number, leaf.path, array, nbytes)
+            Wanted(number, leaf.path, array, nbytes, self._copied(number, array))
             for number, leaf in enumerate(self._manifest.leaves)
             if number in self._goals
             for array in leaf.arrays
             if (nbytes := array.nbytes)
         ]
+
+    def _copied(self, number: int, array: ArrayEntry) -> int:
+        """The bytes that `_place` allocates for an array beside the buffer it was read into."""
+        place = self._goals[number].places.get(array.name, _ON_HOST)
+        shape, dtype = place.shape or array.shape, place.dtype or DTYPES[array.dtype]
+        nbytes = math.prod(shape) * dtype.itemsize
+        recast = shape != array.shape or dtype != DTYPES[array.dtype]
+        return nbytes * (recast + (bool(array.packed) and not place.on_device))
 
     def without_bytes(self) -> Found:
         """The arrays that need no reading: empty ones, and those made of a Python number."""
@@ -165,7 +175,9 @@ class _Assembly:
         batches: dict[Sharding | None, list[tuple[int, str, np.ndarray]]] = defaultdict(list)
         for (number, name), host in found.items():
             place = self._goals[number].places.get(name, _ON_HOST)
-            array = host if place.dtype is None else host.astype(place.dtype, copy=False)
+            array = resized(host, place.shape)
+            if place.dtype is not None:
+                array = array.astype(place.dtype, copy=False)
             if place.on_device:
                 batches[place.sharding].append((number, name, array))
             else:
@@ -200,3 +212,15 @@ class _Assembly:
                 leaf=first.path,
             ) from cause
         return leaves
+
+
+def resized(array: np.ndarray, shape: Shape | None) -> np.ndarray:
+    """The array padded with zeros, or cut at the end, to a shape of as many axes."""
+    if shape is None or array.shape == shape:
+        return array
+    size = math.prod(shape) * array.dtype.itemsize
+    found = aligned(size).view(array.dtype).reshape(shape)
+    found[...] = np.zeros((), array.dtype)
+    both = tuple(slice(min(n, m)) for n, m in zip(array.shape, shape, strict=True))
+    found[both] = array[both]
+    return found
