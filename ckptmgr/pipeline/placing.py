@@ -148,8 +148,10 @@ def place(
         found = NamedSharding(mesh, PartitionSpec(*saved.spec), memory_kind=saved.memory_kind)
     else:
         found = sharding.rebuild(saved, devices)
+    if isinstance(found, NamedSharding) and len(found.spec) > len(shape):
+        raise ValueError(f"{found.spec} is for {len(found.spec)} axes, the shape is {shape}")
     if found is not None:
-        found.shard_shape(shape)  # raises where a spec is too long or an axis does not divide
+        found.shard_shape(shape)  # raises where an axis does not divide
     return found
 
 
