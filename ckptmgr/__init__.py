@@ -1,6 +1,6 @@
 """ckptmgr: an async checkpoint manager that lives inside JAX trainers."""
 
-from ckptmgr.cadence import At, Cadence, Every, WhenIdle
+from ckptmgr.cadence import At, Cadence, Every, OnPreemption, WhenIdle
 from ckptmgr.errors import (
     CheckpointError,
     DamagedStep,
@@ -66,6 +66,7 @@ __all__ = [
     "At",
     "Cadence",
     "Every",
+    "OnPreemption",
     "WhenIdle",
     # what to keep
     "KeepAll",

@@ -17,10 +17,17 @@ from ckptmgr.format.step import parse_step
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rule may look at: the step, and whether no save is queued or being written."""
+    """What a rule may look at.
+
+    Attributes:
+      step: the step on offer.
+      idle: no save is queued or being written.
+      preempted: the process was told to end, and no step has been saved for that yet.
+    """
 
     step: int
     idle: bool
+    preempted: bool = False
 
 
 class Cadence(ABC):
@@ -29,6 +36,10 @@ class Cadence(ABC):
     @abstractmethod
     def due(self, offer: Offer) -> bool:
         """Whether the step on offer is to be saved."""
+
+    def includes(self, kind: type[Cadence]) -> bool:
+        """Whether this is, or is made of, a rule of that kind."""
+        return isinstance(self, kind)
 
     def __or__(self, other: Cadence) -> Cadence:
         """Due when one of the two is."""
@@ -46,6 +57,10 @@ class AnyOf(Cadence):
     def due(self, offer: Offer) -> bool:
         """Whether one rule says so."""
         return any(rule.due(offer) for rule in self.rules)
+
+    def includes(self, kind: type[Cadence]) -> bool:
+        """Whether one of the rules does."""
+        return any(rule.includes(kind) for rule in self.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +104,16 @@ class WhenIdle(Cadence):
     def due(self, offer: Offer) -> bool:
         """Whether nothing is in flight."""
         return offer.idle
+
+
+@dataclass(frozen=True, slots=True)
+class OnPreemption(Cadence):
+    """The next step offered after SIGTERM, or that of jax's preemption sync point; once.
+
+    A manager with this rule listens to SIGTERM while it is open, and `.preempted` turns true
+    when that save has been queued.
+    """
+
+    def due(self, offer: Offer) -> bool:
+        """Whether the process was told to end."""
+        return offer.preempted

@@ -1,7 +1,7 @@
 """The manager: the synchronous door that a trainer holds.
 
 It checks what it is given, plans, has the snapshot taken in the caller's thread and
-leaves the rest to the service.
+leaves the rest to the service. What a reader can do as well is in `run.py`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, get_args
+from typing import Self, TypeVar, get_args
 
 import anyio.to_thread
 
-from ckptmgr.cadence import Cadence, Offer
+from ckptmgr.cadence import Cadence, Offer, OnPreemption
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import ManagerClosed, NoSuchStep, StepExists
+from ckptmgr.errors import EarlierSaveFailed, ManagerClosed, StepExists
 from ckptmgr.failures import Failures
-from ckptmgr.format.step import StepInfo, parse_step, step_name
-from ckptmgr.future import LoadFuture, SaveFuture
+from ckptmgr.format.step import parse_step, step_name
+from ckptmgr.future import SaveFuture, State
 from ckptmgr.jobs import OnBusy, SaveJob
-from ckptmgr.limiter import ByteLimiter, LimiterStatistics
+from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import count, limiter, local_path, pack_size, require
-from ckptmgr.pipeline import forms, restore
+from ckptmgr.pipeline import forms
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.plan import Planner
-from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.snapshot import Handover
-from ckptmgr.retention import KeepAll, Retention, Verdict, ranked
+from ckptmgr.preemption import Preemption
+from ckptmgr.retention import KeepAll, Retention
+from ckptmgr.run import Run
 from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, Service
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
@@ -42,7 +43,7 @@ T = TypeVar("T")
 _ALL = KeepAll()
 
 
-class CheckpointManager:
+class CheckpointManager(Run):
     """Saves and restores the state of one run, without stalling it.
 
     `save()` blocks for the snapshot only and returns a future; a background thread writes,
@@ -107,6 +108,8 @@ class CheckpointManager:
         self._on_busy: OnBusy = on_busy
         self._borrow = borrow
         self._read_only = read_only
+        self._listens = when is not None and when.includes(OnPreemption)
+        self._preemption = Preemption()
         self._failures = Failures(count(tolerated_failures, "tolerated_failures"))
         self._storage = storage or LocalStorage(local_path(directory))
         self._registry = Registry(handlers)
@@ -120,6 +123,8 @@ class CheckpointManager:
         # A manager that nobody holds any more finishes its saves and lets the directory go.
         self._end = weakref.finalize(self, self._service.close_quietly)
         self._end.atexit = False  # the service sees to that itself, before jax goes
+        if self._listens:
+            self._preemption.listen()
 
     # Saving
 
@@ -198,133 +203,39 @@ class CheckpointManager:
         known = number in self._catalog.steps or number in self._service.pending()
         if not (self.should_save(number) or (force and not known)):
             return None
-        return self.save(number, tree, metrics=metrics, metadata=metadata, overwrite=overwrite)
+        try:
+            future = self.save(
+                number, tree, metrics=metrics, metadata=metadata, overwrite=overwrite
+            )
+        except EarlierSaveFailed:
+            self._preemption.answer()  # this save is queued all the same
+            raise
+        if future.state is not State.SKIPPED:
+            self._preemption.answer()
+        return future
 
     def should_save(self, step: int) -> bool:
         """Whether `when` asks for this step. One at or below the newest known is never due."""
         number = parse_step(step)
         self._check_writable()
+        preempted = self._preemption.reached(number) if self._listens else False
         pending = self._service.pending()
         if number <= max([*self._catalog.steps, *pending], default=-1):
             return False
-        return self._when is None or self._when.due(Offer(number, idle=not pending))
+        offer = Offer(number, idle=not pending, preempted=preempted)
+        return self._when is None or self._when.due(offer)
 
-    # Restoring
+    @property
+    def preempted(self) -> bool:
+        """Whether SIGTERM, or jax's preemption sync point, was answered by a queued save.
 
-    def restore(
-        self,
-        step: int | Literal["newest"] = "newest",
-        like: object = None,
-        **options: Unpack[LoadOptions],
-    ) -> Any:  # a tree of the caller's own types
-        """Restore a step; blocks until the tree is there, every byte checked.
-
-        Args:
-          step: which one.
-          like: a tree of the saved structure, or of ShapeDtypeStructs: each leaf takes
-            its type, dtype and sharding. None: as it was saved, jax arrays with their
-            saved sharding where the devices allow it.
-          options: select=, shardings=, mesh=, casting=, resize=; see LoadOptions.
-
-        Raises:
-          NoSuchStep: there is no such step, or none at all.
-          TreeMismatch: the saved tree is not like `like`; lists every difference.
-          DamagedStep: bytes are missing or are not those that were saved.
-          UndecodableLeaf: a handler or a registered class refuses what it stored.
+        Only with `OnPreemption()` in `when`. A loop that ends on it has saved.
         """
-        future = self.restore_async(step, like, **options)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def restore_async(
-        self,
-        step: int | Literal["newest"] = "newest",
-        like: object = None,
-        **options: Unpack[LoadOptions],
-    ) -> LoadFuture:
-        """Begin to restore; returns at once a future of the tree. Arguments as for `restore`."""
-        wanted = None if isinstance(step, str) and step == "newest" else parse_step(step)
-        request = make_request(like, **options)
-        info = self._look().find(wanted)
-        future = LoadFuture(info.step, self._service.dispatch)
-
-        async def work() -> object:
-            with self._catalog.reading(info.step):
-                name = step_name(info.step or 0)
-                return await restore.load(
-                    self._storage, name, request, self._registry, self._limiter, future
-                )
-
-        self._service.load(future, work)
-        return future
-
-    def resume(
-        self,
-        like: T,
-        *,
-        step: int | Literal["newest"] = "newest",
-        default_step: int = 0,
-        **options: Unpack[LoadOptions],
-    ) -> tuple[int, T]:
-        """The step and the tree to go on from; `(default_step, like)` where nothing is committed.
-
-        Blocks and raises like `restore`. A step that is named must be there.
-        """
-        if isinstance(step, str) and step == "newest" and not self._look().steps:
-            return parse_step(default_step), like
-        future = self.restore_async(step, like, **options)
-        try:
-            tree: T = future.result()
-        except BaseException:
-            future.cancel()
-            raise
-        assert future.step is not None
-        return future.step, tree
-
-    # Looking
-
-    def all_steps(self) -> list[int]:
-        """The committed steps, lowest first."""
-        return list(self._look().steps)
-
-    def latest_step(self) -> int | None:
-        """The highest committed step; None where there is none."""
-        return max(self._look().steps, default=None)
-
-    def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int:
-        """The committed step with the lowest ("min") or highest ("max") metric.
-
-        Raises:
-          NoSuchStep: no step has that metric as a number.
-        """
-        require(mode in ("min", "max"), "mode", "'min' or 'max'", mode)
-        best = ranked(self._look().steps, metric, mode)
-        if not best:
-            raise NoSuchStep(f"no committed step has the metric {metric!r}")
-        return best[0]
+        return self._preemption.answered
 
     def pending(self) -> list[int]:
         """The steps that are queued or being written."""
         return self._service.pending()
-
-    def info(self, step: int) -> StepInfo:
-        """What is known of a committed step.
-
-        Raises:
-          NoSuchStep: it is not committed.
-        """
-        return self._look().find(parse_step(step))
-
-    def explain(self) -> Verdict:
-        """Why each committed step is kept, and why each step this manager deleted was."""
-        return self._look().explain()
-
-    def statistics(self) -> LimiterStatistics:
-        """The bytes that are in flight now: copied, borrowed, and the most that were copied."""
-        return self._limiter.statistics()
 
     # Ending
 
@@ -348,7 +259,10 @@ class CheckpointManager:
           EarlierSaveFailed: a save failed unheard.
         """
         self._end.detach()
-        self._service.close(END_SECONDS if timeout is None else timeout)
+        try:
+            self._service.close(END_SECONDS if timeout is None else timeout)
+        finally:
+            self._preemption.close()
         self._failures.tell(None)
 
     def __enter__(self) -> Self:
@@ -368,6 +282,7 @@ class CheckpointManager:
         self._end.detach()
         interrupted = isinstance(error, KeyboardInterrupt)
         self._service.close_quietly(INTERRUPTED_SECONDS if interrupted else END_SECONDS)
+        self._preemption.close()
 
     async def __aenter__(self) -> Self:
         """The manager itself, under asyncio or trio."""
@@ -390,10 +305,3 @@ class CheckpointManager:
         self._service.check_open()
         if self._read_only:
             raise ManagerClosed("this manager was opened with read_only=True and cannot save")
-
-    def _look(self) -> Catalog:
-        """The catalog, read anew where another process writes."""
-        if self._read_only:
-            self._service.check_open()
-            self._catalog.refresh()
-        return self._catalog

@@ -21,13 +21,15 @@ LAYERS = {
     "tree": 4,
     "storage": 4,
     "options": 4,
+    "preemption": 4,
     "pipeline": 5,
     "catalog": 6,
     "jobs": 6,
     "service": 7,
-    "manager": 8,
-    "functional": 9,
-    "__init__": 10,
+    "run": 8,
+    "manager": 9,
+    "functional": 10,
+    "__init__": 11,
 }
 WITHOUT_JAX = {
     "errors",
@@ -89,4 +91,4 @@ def test_every_room_has_a_place_in_the_order() -> None:
 def test_no_file_has_grown_past_what_one_idea_needs() -> None:
     """A file that wants to be two things is split."""
     for path in modules():
-        assert len(path.read_text().splitlines()) <= 420, path
+        assert len(path.read_text().splitlines()) <= 400, path
