@@ -9,7 +9,6 @@ hold has a number, its slot; each file knows the slots of the bytes it holds.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -32,6 +31,7 @@ from ckptmgr.format.scalar import JSON, to_json
 from ckptmgr.format.step import ARRAYS
 from ckptmgr.format.zarr import RAW, Codec, Shape
 from ckptmgr.pipeline import layout, pack
+from ckptmgr.pipeline.cache import Cache
 from ckptmgr.pipeline.layout import Box, File, Layout
 from ckptmgr.pipeline.leaf_options import NO_RULES, LeafOptions, LeafRules
 from ckptmgr.tree import registered, structure
@@ -141,8 +141,6 @@ class Planner:
       number: that of the pack.
     """
 
-    _KEPT = 4
-
     def __init__(
         self, registry: Registry, pack_below: int, rules: LeafRules = NO_RULES, number: int = _PACK
     ) -> None:
@@ -150,7 +148,7 @@ class Planner:
         self._pack_below = pack_below
         self._rules = rules
         self._number = number
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._plans: Cache[Plan] = Cache(size=4)
 
     def plan(self, tree: object) -> Planned:
         """The plan for a tree, with what each leaf is encoded as.
@@ -162,28 +160,16 @@ class Planner:
         """
         leaves, treedef = structure.flatten(tree)
         handlers, arrays, values, form = self._encode(tree, leaves)
-        key = self._key(treedef, form)
-        plan = None if key is None else self._plans.get(key)
+        # The treedef's text too: to Python, and so to it, the keys 1, True and 1.0 are the same.
+        # And how many classes are registered: what was a stranger before may be one of them.
+        kept = self._plans.slot(lambda: (treedef, repr(treedef), registered.count(), form))
+        plan = kept.value
         if plan is None:
             plan = self._make(tree, leaves, treedef, handlers, arrays)
         elif structure.aux_of(treedef, plan.nodes) != plan.aux:
             plan = replace(plan, **_described(tree, treedef))
-        if key is not None:
-            self._plans[key] = plan
-            if len(self._plans) > self._KEPT:
-                self._plans.popitem(last=False)
+        kept.value = plan
         return Planned(plan, arrays, values)
-
-    def _key(self, treedef: PyTreeDef, form: tuple[Hashable, ...]) -> Hashable:
-        """What a plan is kept under; None where the aux data of a class cannot be compared."""
-        # The treedef's text too: to Python, and so to it, the keys 1, True and 1.0 are the same.
-        # And how many classes are registered: what was a stranger before may be one of them.
-        try:
-            key = (treedef, repr(treedef), registered.count(), form)
-            _ = key in self._plans
-        except Exception:  # noqa: BLE001  # of a user's __eq__, __hash__ or __repr__
-            return None
-        return key
 
     def _encode(
         self, tree: object, leaves: list[object]
