@@ -51,11 +51,11 @@ class Preemption:
         return self
 
     def close(self) -> None:
-        """Give the signal back; whoever came after us goes on to be heard before whoever was."""
-        if self._listening and threading.current_thread() is threading.main_thread():
-            self._listening = False
-            if signal.getsignal(signal.SIGTERM) is self._handler:
-                signal.signal(signal.SIGTERM, self._former)  # type: ignore[arg-type]  # as it was
+        """Give the signal back; where that cannot be, it is passed on to whoever had it before."""
+        was, self._listening = self._listening, False
+        in_main = threading.current_thread() is threading.main_thread()
+        if was and in_main and signal.getsignal(signal.SIGTERM) is self._handler:
+            signal.signal(signal.SIGTERM, self._former)  # type: ignore[arg-type]  # as it was
 
     def reached(self, step: int) -> bool:
         """Whether the step on offer is to be saved for it; to be asked once for every step."""

@@ -166,6 +166,19 @@ def test_a_real_signal_to_a_real_trainer(run: Path, *, distributed: bool) -> Non
     assert ckptmgr.load(run) == {"n": step}
 
 
+def test_a_manager_that_is_closed_in_another_thread_passes_the_signal_on() -> None:
+    """As only the main thread may give it back."""
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    manager = CheckpointManager("m", storage=MemoryStorage(), when=OnPreemption())
+    thread = threading.Thread(target=manager.close)
+    thread.start()
+    thread.join()
+    terminate()
+    assert heard == [signal.SIGTERM]
+    assert not manager._preemption.asked
+
+
 def test_a_forgotten_manager_does_not_keep_its_process_from_ending(run: Path) -> None:
     """The default action is not swallowed for ever."""
     script = """
