@@ -48,7 +48,8 @@ class Cut(NamedTuple):
 class Box:
     """A part of an array that lies on one device, and the files that its chunks go to.
 
-    `shard` is its index among the addressable shards; None: the whole array, gathered.
+    `shard` is its index among the addressable shards; None: the whole array, by itself where
+    each device has all of it, else gathered.
     `runs`: each chunk is one contiguous run of the box.
     """
 
@@ -94,7 +95,10 @@ def of(array: Array, path: str) -> Layout:
     entry = sharding.describe(array.sharding)
     viewable = sharding.platform(array.sharding) == "cpu" and dtype.name not in _UNPACKED
     if array.is_fully_replicated:
-        return Layout(dtype, shape, nbytes, entry, viewable, (Box(0, whole),), shape)
+        # Seen whole it is a view at a third of the cost of its shard; where it is no view the
+        # array would keep the copy that jax makes, and only the shard is let go with it.
+        shard = None if viewable else 0
+        return Layout(dtype, shape, nbytes, entry, viewable, (Box(shard, whole),), shape)
     boxes = tuple(
         Box(
             number, tuple(slice(*s.indices(n)[:2]) for s, n in zip(shard.index, shape, strict=True))

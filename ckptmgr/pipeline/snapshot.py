@@ -285,7 +285,6 @@ def _host(source: Array, box: Box, path: str) -> np.ndarray:
     if isinstance(source, np.ndarray):
         return source
     try:
-        # Through the shard: the array itself would keep the view, and with it the memory.
         return np.asarray(source if box.shard is None else source.addressable_data(box.shard))
     except RuntimeError as error:
         if not source.is_deleted():
