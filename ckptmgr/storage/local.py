@@ -138,7 +138,8 @@ class LocalAttempt:
         self._root = root
         self._name = name
         self._made: set[str] = set()
-        self._published = False
+        self._swapped = False  # the directory now holds the step that was replaced
+        self._durable = False
         self._mutex = threading.Lock()
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
@@ -196,19 +197,27 @@ class LocalAttempt:
             elif replace:
                 with replacing(os.path.join(final, COMMIT_RECORD), former):
                     _refuse_foreign(final)
-                    exchange(self.directory, final)  # the former step is now the temporary one
-                    self._published = True
+                    exchange(self.directory, final)
+                    self._swapped = True
             else:
                 step = step_number(self._name)
                 raise StepExists("something of this name is there already", step=step, file=final)
             _sync_directory(self._root)
+        self._durable = True
 
     def remove(self) -> None:
-        """Remove what is left: the unpublished files, or the step that they replaced."""
+        """Remove what is left: the unpublished files, or the step that they replaced.
+
+        Not where the swap of the two may not be durable: a power cut could undo it, and would
+        then find the name of the former step on what was removed.
+        """
+        if self._swapped and not self._durable:
+            logging.error("the former step is left at %s", self.directory)
+            return
         try:
             _remove(self.directory)
         except StorageError as error:
-            if not self._published:
+            if not self._swapped:
                 raise
             logging.warning("the former step could not be removed: %s", error)
 

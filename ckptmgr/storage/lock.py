@@ -63,20 +63,16 @@ def replacing(record: str, former: bytes | None) -> Iterator[None]:
       StepExists: somebody else replaces it now or has done so; it no longer has `former`.
     """
     try:
-        descriptor = os.open(record, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
+        descriptor = os.open(record, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
         if former is not None:
-            raise StepExists("it was removed meanwhile", file=record) from None
+            raise StepExists("it was removed meanwhile", file=record) from error
+        descriptor = None
+    if descriptor is None:
         yield  # no commit record, no step
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StepExists("another writer replaces it now; try again", file=record) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        _lock_against(descriptor, record)
         # What was opened may have been replaced before it was locked.
         with open(record, "rb") as now:
             same = os.path.samestat(os.fstat(now.fileno()), os.fstat(descriptor))
@@ -85,3 +81,13 @@ def replacing(record: str, former: bytes | None) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_against(descriptor: int, record: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StepExists("another writer replaces it now; try again", file=record) from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -143,3 +144,25 @@ def test_the_lock_names_its_holder(storage: LocalStorage) -> None:
     expected = f"host {socket.gethostname()}, pid {os.getpid()}"
     with storage.lock(), pytest.raises(DirectoryLocked, match=expected), other.lock():
         pass
+
+
+def test_the_former_step_is_not_removed_where_the_swap_may_not_be_durable(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut could undo it, and would find nothing under the old name."""
+    real = os.fsync
+
+    def fails(descriptor: int) -> None:
+        if os.path.samefile(f"/proc/self/fd/{descriptor}", storage.root):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    with storage.attempt("step-00000001") as attempt:
+        attempt.put("arrays/a/c", [b"old"])
+        attempt.publish(b"record", replace=False)
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(StorageError), storage.attempt("step-00000001") as attempt:
+        attempt.put("arrays/a/c", [b"new"])
+        attempt.publish(b"record", replace=True)
+    found = {(path / "arrays" / "a" / "c").read_bytes() for path in Path(storage.root).iterdir()}
+    assert found == {b"old", b"new"}
