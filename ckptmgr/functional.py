@@ -16,8 +16,8 @@ from typing import Any, Unpack
 import anyio.to_thread
 
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import DamagedStep, InvalidOption, MissingFile, NoSuchStep, StepExists
-from ckptmgr.format.manifest import CommitRecord, Manifest, decode_record
+from ckptmgr.errors import InvalidOption, MissingFile, NoSuchStep, StepExists
+from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.jobs import SaveJob
@@ -30,7 +30,7 @@ from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.plan import Planner
-from ckptmgr.pipeline.read import read_manifest, read_record, read_record_bytes
+from ckptmgr.pipeline.read import read_both, read_record
 from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll
@@ -135,21 +135,13 @@ def save_async(  # as save
 
 def _former(storage: LocalStorage, name: str) -> tuple[bytes, CommitRecord, Manifest]:
     """The checkpoint to merge into: the bytes of its record, the record, the manifest."""
-    file = f"{storage.root}/{name}"
-    while True:
-        try:
-            raw = read_record_bytes(storage, name)
-        except MissingFile as error:
-            raise NoSuchStep(
-                "there is no checkpoint to merge into; save it without merge=True first", file=file
-            ) from error
-        record = decode_record(raw, f"{file}/{COMMIT_RECORD}")
-        try:
-            return raw, record, read_manifest(storage, name, record)
-        except DamagedStep:
-            # One that was replaced in between is not damaged: read the new one.
-            if read_record_bytes(storage, name) == raw:
-                raise
+    try:
+        return read_both(storage, name)
+    except MissingFile as error:
+        raise NoSuchStep(
+            "there is no checkpoint to merge into; save it without merge=True first",
+            file=f"{storage.root}/{name}",
+        ) from error
 
 
 def load(  # each on its own

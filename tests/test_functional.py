@@ -11,6 +11,7 @@ import pytest
 
 import ckptmgr
 from ckptmgr import CheckpointError, DamagedStep, NoSuchStep, StepExists
+from ckptmgr.storage.local import LocalStorage
 from tests.trees import assert_same, common
 
 
@@ -76,3 +77,21 @@ def test_what_is_no_checkpoint_is_no_step(tmp_path: Path) -> None:
     (tmp_path / "tree" / "checkpoint.json").write_bytes(b"{")
     with pytest.raises(DamagedStep):
         ckptmgr.load(tmp_path / "tree")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_looked_at_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one is shown."""
+    ckptmgr.save(tmp_path / "tree", {"n": 1})
+    real, left = LocalStorage.read, ["once"]
+
+    def read(storage: LocalStorage, key: str, limit: int) -> bytes:
+        data = real(storage, key, limit)
+        if key.endswith("checkpoint.json") and left:
+            left.clear()
+            ckptmgr.save(tmp_path / "tree", {"n": 1, "m": "x"}, overwrite=True)
+        return data
+
+    monkeypatch.setattr(LocalStorage, "read", read)
+    assert ckptmgr.load_structure(tmp_path / "tree") == {"n": int, "m": str}

@@ -102,11 +102,10 @@ def read_record(storage: Storage, name: str) -> CommitRecord:
       MissingFile: there is none, so there is no such step.
       DamagedStep: it is not what was committed.
     """
-    return decode_record(read_record_bytes(storage, name), f"{storage.root}/{name}/{COMMIT_RECORD}")
+    return decode_record(_record_bytes(storage, name), f"{storage.root}/{name}/{COMMIT_RECORD}")
 
 
-def read_record_bytes(storage: Storage, name: str) -> bytes:
-    """The bytes of the commit record of a step; errors as of `read_record`."""
+def _record_bytes(storage: Storage, name: str) -> bytes:
     try:
         return storage.read(f"{name}/{COMMIT_RECORD}", LARGEST_RECORD)
     except TruncatedFile as error:
@@ -125,6 +124,23 @@ def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest
     except (MissingFile, TruncatedFile) as error:
         raise DamagedStep(f"the manifest: {error.message}", file=error.file) from error
     return decode_manifest(data, record, f"{storage.root}/{key}")
+
+
+def read_both(storage: Storage, name: str) -> tuple[bytes, CommitRecord, Manifest]:
+    """The bytes of the commit record of a step, the record, and the manifest that belongs to it.
+
+    Raises:
+      MissingFile, DamagedStep: as of `read_record` and `read_manifest`.
+    """
+    while True:
+        data = _record_bytes(storage, name)
+        record = decode_record(data, f"{storage.root}/{name}/{COMMIT_RECORD}")
+        try:
+            return data, record, read_manifest(storage, name, record)
+        except DamagedStep:
+            # One that was replaced in between is not damaged: read the new one.
+            if _record_bytes(storage, name) == data:
+                raise
 
 
 class Reader:

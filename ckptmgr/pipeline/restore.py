@@ -26,7 +26,15 @@ from ckptmgr.future import LoadFuture, Progress
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.forms import describe, python_value
 from ckptmgr.pipeline.match import Goal, Placement, match
-from ckptmgr.pipeline.read import Found, Reader, Wanted, aligned, read_manifest, read_record
+from ckptmgr.pipeline.read import (
+    Found,
+    Reader,
+    Wanted,
+    aligned,
+    read_both,
+    read_manifest,
+    read_record,
+)
 from ckptmgr.pipeline.request import Request
 from ckptmgr.storage.base import Storage
 from ckptmgr.tree.handlers import Array
@@ -66,7 +74,11 @@ def _record(storage: Storage, name: str) -> CommitRecord:
     try:
         return read_record(storage, name)
     except MissingFile as error:
-        raise NoSuchStep("there is no checkpoint here", file=f"{storage.root}/{name}") from error
+        raise _no_step(storage, name) from error
+
+
+def _no_step(storage: Storage, name: str) -> NoSuchStep:
+    return NoSuchStep("there is no checkpoint here", file=f"{storage.root}/{name}")
 
 
 async def _load(
@@ -102,7 +114,10 @@ def look(storage: Storage, name: str, registry: Registry) -> object:
     Raises:
       NoSuchStep, DamagedStep, UnsupportedFormat: as for `load`.
     """
-    manifest = read_manifest(storage, name, _record(storage, name))
+    try:
+        _, _, manifest = read_both(storage, name)
+    except MissingFile as error:
+        raise _no_step(storage, name) from error
     return describe(manifest, registry, tuple(jax.devices()))
 
 
