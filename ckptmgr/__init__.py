@@ -1,6 +1,7 @@
 """ckptmgr: an async checkpoint manager that lives inside JAX trainers."""
 
 from ckptmgr.cadence import At, Cadence, Every, OnPreemption, WhenIdle
+from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import (
     CheckpointError,
     DamagedStep,
@@ -14,6 +15,8 @@ from ckptmgr.errors import (
     NoSpace,
     NoSuchStep,
     NotAStep,
+    ProcessesDiffer,
+    ProcessSilent,
     StepExists,
     StorageError,
     TreeMismatch,
@@ -43,6 +46,7 @@ from ckptmgr.retention import (
 )
 from ckptmgr.storage.memory import MemoryStorage
 from ckptmgr.tree.handlers import Encoded, Handler, NumpyStruct, Stored
+from ckptmgr.tree.per_process import PerProcess
 from ckptmgr.tree.registered import register_leaf, register_node
 from ckptmgr.tree.structure import key_paths
 
@@ -81,12 +85,14 @@ __all__ = [
     "Handler",
     "LeafOptions",
     "NumpyStruct",
+    "PerProcess",
     "Stored",
     "key_paths",
     "register_leaf",
     "register_node",
     # around it
     "ByteLimiter",
+    "Coordinator",
     "LimiterStatistics",
     "MemoryStorage",
     "msgpack",
@@ -103,6 +109,8 @@ __all__ = [
     "NoSpace",
     "NoSuchStep",
     "NotAStep",
+    "ProcessSilent",
+    "ProcessesDiffer",
     "StepExists",
     "StorageError",
     "TreeMismatch",

@@ -129,6 +129,14 @@ class WaitTimeout(CheckpointError, TimeoutError):
     """A wait ended before what it waited for was done; the work goes on where it can."""
 
 
+class ProcessesDiffer(CheckpointError, ValueError):
+    """The processes gave different trees, leaves, steps or directories; nothing was written."""
+
+
+class ProcessSilent(CheckpointError, TimeoutError):
+    """A process did not come along within the coordinator's timeout; the text names it."""
+
+
 class EarlierSaveFailed(CheckpointError):
     """A save made earlier failed and nobody had looked at its future.
 

@@ -16,6 +16,7 @@ from typing import Any, Unpack
 import anyio.to_thread
 
 from ckptmgr.catalog import Catalog
+from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import InvalidOption, MissingFile, NoSuchStep, StepExists
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
@@ -23,13 +24,13 @@ from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.jobs import SaveJob
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, local_path, pack_size
-from ckptmgr.pipeline import forms, restore
+from ckptmgr.pipeline import forms, reports, restore
 from ckptmgr.pipeline import merge as merging
 from ckptmgr.pipeline.commit import step_info
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
-from ckptmgr.pipeline.plan import Planner
+from ckptmgr.pipeline.planner import Planner
 from ckptmgr.pipeline.read import read_both, read_record
 from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.snapshot import Handover
@@ -37,6 +38,7 @@ from ckptmgr.retention import KeepAll
 from ckptmgr.service import Service
 from ckptmgr.storage.local import LocalStorage
 from ckptmgr.tree.handlers import Handler
+from ckptmgr.tree.per_process import Processes
 from ckptmgr.tree.registry import Registry
 
 _PACK_BELOW = "1MiB"
@@ -104,28 +106,30 @@ def save_async(  # as save
         raise InvalidOption("merge keeps what overwrite replaces: ask for one of them")
     # Through links, which a rename would replace.
     root, name = os.path.split(os.path.realpath(local_path(path)))
-    storage, registry = LocalStorage(root), Registry(handlers)
+    storage, registry, coordinator = LocalStorage(root), Registry(handlers), Coordinator()
+    here = Processes(coordinator.index, coordinator.count)
     rules, below = LeafRules(leaf_options), pack_size(_PACK_BELOW)
     if merge:
         raw, record, manifest = _former(storage, name)
-        planned = Planner(registry, below, rules, next_pack(manifest)).plan(tree)
+        planned = Planner(registry, below, rules, next_pack(manifest), here).plan(tree)
         kept = merging.merge(name, raw, manifest, planned.plan)
         said = header(record.step, step_info(record, "").metrics, metadata)
         head = replace(said, metadata={**record.metadata, **said.metadata})
     else:
-        planned, kept = Planner(registry, below, rules).plan(tree), None
+        planned, kept = Planner(registry, below, rules, processes=here).plan(tree), None
         head = header(None, None, metadata)
     taken = storage.taken(name)
     if taken and not (overwrite or merge):
         raise StepExists("this path exists; overwrite=True replaces a checkpoint", file=path)
     books = _Books(storage)
-    service = Service(storage, books, max_pending=0, writer=False)
+    service = Service(storage, books, coordinator, max_pending=0, writer=False)
     try:
         if taken:
             books.check(name)
         shown = partial(forms.saving, planned.plan, planned.values, registry)
         future = SaveFuture(head.step, service.dispatch, shown)
-        job = SaveJob(name, planned, head, taken, future, Handover(service.kick), kept)
+        contents = reports.contents(planned) if here.count > 1 else {}
+        job = SaveJob(name, planned, head, taken, future, Handover(service.kick), kept, contents)
         service.save(job, limiter(None), "wait", borrow=True)
         job.handover.close()
         return future
@@ -176,7 +180,7 @@ def load_async(  # as load
     storage, name = _place(path)
     request = make_request(like, **options)
     registry, limit = Registry(handlers), limiter(in_flight_bytes)
-    service = Service(storage, _Books(storage), max_pending=0, writer=False)
+    service = Service(storage, _Books(storage), Coordinator(), max_pending=0, writer=False)
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
@@ -48,6 +48,8 @@ class SaveJob:
     future: SaveFuture
     handover: Handover
     kept: Merge | None = None
+    contents: Mapping[int, str] = field(default_factory=dict)  # of leaves that all must have equal
+    fault: CheckpointError | None = None  # why this process cannot save; the others are told
     scope: anyio.CancelScope | None = field(default=None)
 
 

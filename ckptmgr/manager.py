@@ -18,17 +18,18 @@ import anyio.to_thread
 
 from ckptmgr.cadence import Cadence, Offer, OnPreemption
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import EarlierSaveFailed, ManagerClosed, StepExists
+from ckptmgr.distributed.coordinator import Coordinator
+from ckptmgr.errors import CheckpointError, EarlierSaveFailed, ManagerClosed, StepExists
 from ckptmgr.failures import Failures
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import SaveFuture, State
 from ckptmgr.jobs import OnBusy, SaveJob
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import count, limiter, local_path, pack_size, require
-from ckptmgr.pipeline import forms
-from ckptmgr.pipeline.header import header
+from ckptmgr.pipeline import forms, reports
+from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.leaf_options import LeafRules
-from ckptmgr.pipeline.plan import Planner
+from ckptmgr.pipeline.planner import Planner
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.preemption import Preemption
 from ckptmgr.retention import KeepAll, Retention
@@ -37,6 +38,7 @@ from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, Service
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
 from ckptmgr.tree.handlers import Handler
+from ckptmgr.tree.per_process import Processes
 from ckptmgr.tree.registry import Registry
 
 T = TypeVar("T")
@@ -77,6 +79,8 @@ class CheckpointManager(Run):
         allocates fresh memory while views are held; False copies, under the limit. An array
         that `jax.device_put` made of numpy memory shares it: do not write to that memory.
       storage: where to, instead of local files.
+      coordinator: how several processes agree; `Coordinator(timeout=60)` waits for each other
+        for a minute, the default for ten.
 
     Raises:
       InvalidOption: an argument has an impossible value.
@@ -100,6 +104,7 @@ class CheckpointManager(Run):
         tolerated_failures: int = 0,
         borrow: bool = True,
         storage: Storage | None = None,
+        coordinator: Coordinator | None = None,
     ) -> None:
         require(when is None or isinstance(when, Cadence), "when", "a cadence or None", when)
         require(isinstance(keep, Retention), "keep", "a retention rule", keep)
@@ -114,12 +119,16 @@ class CheckpointManager(Run):
         self._storage = storage or LocalStorage(local_path(directory))
         self._registry = Registry(handlers)
         rules = LeafRules(leaf_options)
-        self._planner = Planner(self._registry, pack_size(pack_below), rules)
+        self._coordinator = coordinator or Coordinator()
+        here = Processes(self._coordinator.index, self._coordinator.count)
+        self._planner = Planner(self._registry, pack_size(pack_below), rules, processes=here)
         self._limiter = limiter(in_flight_bytes)
         self._catalog = Catalog(self._storage, keep)
         self._mutex = threading.Lock()
         pending = count(max_pending, "max_pending")
-        self._service = Service(self._storage, self._catalog, pending, writer=not read_only)
+        self._service = Service(
+            self._storage, self._catalog, self._coordinator, pending, writer=not read_only
+        )
         # A manager that nobody holds any more finishes its saves and lets the directory go.
         self._end = weakref.finalize(self, self._service.close_quietly)
         self._end.atexit = False  # the service sees to that itself, before jax goes
@@ -166,24 +175,47 @@ class CheckpointManager(Run):
         """
         number = parse_step(step)
         self._check_writable()
-        head = header(number, metrics, metadata)
-        name = step_name(number)
-        if not overwrite and (number in self._catalog.steps or self._storage.taken(name)):
-            raise StepExists("this step is there already; overwrite=True replaces it", step=number)
+        try:
+            head = header(number, metrics, metadata)
+            job, saving = self._queue(step_name(number), tree, head, replace=overwrite)
+        except CheckpointError as error:
+            self._tell_others(number, error)
+            raise
+        try:
+            self._failures.tell(job.future)
+        finally:
+            if saving:
+                self._failures.watch(job.future)
+                job.handover.close()
+        return job.future
+
+    def _queue(
+        self, name: str, tree: object, head: Header, *, replace: bool
+    ) -> tuple[SaveJob, bool]:
+        """Plan a save, queue it and take its snapshot; False where it is skipped."""
+        if not replace and self._storage.taken(name):
+            raise StepExists(
+                "this step is there already; overwrite=True replaces it", step=head.step
+            )
         with self._mutex:
             planned = self._planner.plan(tree)
         shown = partial(forms.saving, planned.plan, planned.values, self._registry)
-        future = SaveFuture(number, self._service.dispatch, shown)
+        future = SaveFuture(head.step, self._service.dispatch, shown)
+        contents = reports.contents(planned) if self._coordinator.count > 1 else {}
         handover = Handover(self._service.kick)
-        job = SaveJob(name, planned, head, overwrite, future, handover)
-        saving = self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
-        try:
-            self._failures.tell(future)
-        finally:
-            if saving:
-                self._failures.watch(future)
-                handover.close()
-        return future
+        job = SaveJob(name, planned, head, replace, future, handover, contents=contents)
+        return job, self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
+
+    def _tell_others(self, step: int, error: CheckpointError) -> None:
+        """Let the other processes know that this one does not save the step, and why."""
+        if self._coordinator.count == 1:
+            return
+        future = SaveFuture(step, self._service.dispatch)
+        handover = Handover(self._service.kick)
+        nothing = self._planner.plan(())
+        head = header(step, None, None)
+        job = SaveJob(step_name(step), nothing, head, True, future, handover, fault=error)
+        self._service.tell(job)
 
     def maybe_save(
         self,

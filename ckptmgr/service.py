@@ -24,15 +24,15 @@ import anyio.to_thread
 from absl import logging
 from anyio.from_thread import BlockingPortal
 
-from ckptmgr.errors import CheckpointError, ManagerClosed, NoSpace, StepExists, WaitTimeout
+from ckptmgr.distributed.coordinator import Coordinator
+from ckptmgr.errors import CheckpointError, ManagerClosed, StepExists, WaitTimeout
 from ckptmgr.format.step import StepInfo
-from ckptmgr.future import LoadFuture, Progress, State, settled
+from ckptmgr.future import LoadFuture, State, settled
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.pipeline import commit, write
 from ckptmgr.pipeline.snapshot import take
-from ckptmgr.pipeline.workers import left_in_thread
-from ckptmgr.storage.base import Attempt, Storage
+from ckptmgr.saver import Saver
+from ckptmgr.storage.base import Storage
 
 END_SECONDS: Final = 600.0  # how long close(), and the interpreter's exit, wait at the most
 INTERRUPTED_SECONDS: Final = 30.0  # the same after Ctrl-C
@@ -45,13 +45,23 @@ class Service:
     Args:
       storage: where to.
       ledger: its books.
+      coordinator: how it agrees with the services of other processes.
       max_pending: how many saves may wait behind the one being written.
       writer: take the lock and sweep; False only reads.
     """
 
-    def __init__(self, storage: Storage, ledger: Ledger, max_pending: int, *, writer: bool) -> None:
-        self._storage = storage
+    def __init__(
+        self,
+        storage: Storage,
+        ledger: Ledger,
+        coordinator: Coordinator,
+        max_pending: int,
+        *,
+        writer: bool,
+    ) -> None:
+        self._saver = Saver(storage, ledger, coordinator)
         self._ledger = ledger
+        self._coordinator = coordinator
         self._max_pending = max_pending
         self._writer = writer
         self._pid = os.getpid()
@@ -136,6 +146,16 @@ class Service:
         with self._changed:
             self._changed.wait_for(lambda: job is not self._active)
 
+    def tell(self, job: SaveJob) -> None:
+        """Have the other processes told, in its turn, that this one has a fault in place of a save.
+
+        Where the service takes no work any more they hear nothing.
+        """
+        with self._changed:
+            if not self._closing:
+                self._queue.append(job)
+        job.handover.close()
+
     def kick(self) -> None:
         """There is something to do."""
         with self._changed:
@@ -199,6 +219,7 @@ class Service:
         with self._changed:
             saves = [self._active, *self._queue] if self._active else list(self._queue)
             loads = list(self._loads)
+        self._saver.given_up = True
         for job in saves:
             job.future.cancel()
         for load in loads:
@@ -241,13 +262,7 @@ class Service:
 
     def _run(self, opened: Future[BlockingPortal]) -> None:
         try:
-            if self._writer:
-                self._storage.create()
-            with self._storage.lock() if self._writer else contextlib.nullcontext():
-                if self._writer:
-                    for name in self._storage.sweep():
-                        logging.info("removed %s, left by a writer that died", name)
-                self._ledger.refresh()
+            with self._saver.opened(writer=self._writer):
                 anyio.run(self._main, opened)
         except BaseException as error:  # noqa: BLE001  # the thread's end: it goes to who waits
             if opened.done():
@@ -309,49 +324,19 @@ class Service:
     async def _save(self, job: SaveJob) -> None:
         outcome: StepInfo | CheckpointError | None = None
         with anyio.CancelScope() as job.scope:
-            outcome = await outcome_of(self._write(job), "save", job.future.step)
+            outcome = await outcome_of(self._saver.save(job), "save", job.future.step)
         if isinstance(outcome, CheckpointError):
-            logging.error("a save failed: %s", outcome)
+            if job.fault is None:  # that one was raised where it came up
+                logging.error("a save failed: %s", outcome)
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
             job.future.resolve(State.COMMITTED, outcome)
+            if not self._saver.leads:
+                return
             tidied = anyio.to_thread.run_sync(self._ledger.retain)
             failed = await outcome_of(tidied, "retention", job.future.step)
             if failed is not None:
                 logging.error("nothing was deleted: %s", failed)
-
-    async def _write(self, job: SaveJob) -> StepInfo | None:
-        """Write and commit; None where it was cancelled before the commit."""
-        future, plan, threads = job.future, job.planned.plan, self._storage.write_tasks
-        if not future.advance(State.WRITING):
-            return None
-        free = self._storage.free_bytes()
-        if free is not None and free < plan.least_nbytes:
-            raise NoSpace(
-                f"the step needs {plan.least_nbytes} bytes and {free} are free; free some, or "
-                "keep fewer steps",
-                file=self._storage.root,
-            )
-
-        def report(progress: Progress) -> None:
-            future.progress = progress
-
-        async with left_in_thread(self._storage.attempt(job.name)) as attempt:
-            digests = await write.write(plan, job.handover, attempt, threads, report)
-            await commit.put_metadata(plan, job.kept, attempt, threads)
-            return await anyio.to_thread.run_sync(self._commit, job, digests, attempt)
-
-    def _commit(self, job: SaveJob, digests: list[str], attempt: Attempt) -> StepInfo | None:
-        """The last part, not cancelled any more; None where it had been before."""
-        manifest = commit.assemble(job.planned.plan, job.planned.values, digests, job.kept)
-        if not job.future.advance(State.COMMITTING):
-            return None
-        now = self._ledger.commit_time()
-        former = job.kept.record if job.kept else None
-        record = commit.commit(
-            manifest, job.header, attempt, now, replace=job.replace, former=former
-        )
-        return self._ledger.add(job.name, record)
 
     async def _load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         try:

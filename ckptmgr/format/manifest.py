@@ -10,6 +10,7 @@ their numbers is used.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -44,11 +45,16 @@ class Grid(_Strict, frozen=True):
 
 
 class PackedBox(_Strict, frozen=True):
-    """The bytes of a small array: `offset` bytes into the pack that process `pack` wrote."""
+    """The bytes of a small array: `offset` bytes into the pack that process `pack` wrote.
+
+    `box` is the part of the array that they are, from where to where on each axis, in an
+    array that no process held whole; None: all of it.
+    """
 
     pack: int
     offset: int
     digest: str
+    box: tuple[tuple[int, int], ...] | None = None
 
 
 class ShardingEntry(_Strict, frozen=True):
@@ -77,6 +83,13 @@ class ArrayEntry(_Strict, frozen=True):
     def nbytes(self) -> int:
         """Its size in memory."""
         return math.prod(self.shape) * int(zarr.DTYPES[self.dtype].itemsize)
+
+    def nbytes_of(self, box: PackedBox) -> int:
+        """The size of a part of it."""
+        if box.box is None:
+            return self.nbytes
+        items = math.prod(stop - start for start, stop in box.box)
+        return items * int(zarr.DTYPES[self.dtype].itemsize)
 
 
 class LeafEntry(_Strict, frozen=True):
@@ -143,9 +156,23 @@ class RegisteredNode(_Strict, frozen=True, tag="registered", tag_field="kind"):
     children: tuple[Node, ...]
 
 
+class PerProcessNode(_Strict, frozen=True, tag="per_process", tag_field="kind"):
+    """What each process had for itself, in the order of the processes."""
+
+    children: tuple[Node, ...]
+
+
 # An int stands for a leaf: its place in `Manifest.leaves`.
 Node: TypeAlias = (
-    int | NoneNode | DictNode | ListNode | TupleNode | NamedTupleNode | CustomNode | RegisteredNode
+    int
+    | NoneNode
+    | DictNode
+    | ListNode
+    | TupleNode
+    | NamedTupleNode
+    | CustomNode
+    | RegisteredNode
+    | PerProcessNode
 )
 
 
@@ -281,19 +308,42 @@ def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
         return f"unknown dtype {array.dtype!r}"
     if len(array.shape) > _MOST_AXES or not all(0 <= n < _LONGEST_AXIS for n in array.shape):
         return "an impossible shape"
-    nbytes = array.nbytes
-    if (array.grid is not None) + len(array.packed) != (nbytes > 0):
+    if (array.grid is not None) + bool(array.packed) != (array.nbytes > 0):
         return "its bytes must lie in exactly one place"
     fault = _impossible_grid(array.shape, array.grid) if array.grid else None
-    if fault:
+    if fault or not array.packed:
         return fault
+    if not _tiled(array.shape, [box.box for box in array.packed]):
+        return "its boxes do not make it up"
     for box in array.packed:
-        pack = packs.get(box.pack)
+        pack, nbytes = packs.get(box.pack), array.nbytes_of(box)
         if pack is None or box.offset < 0 or box.offset + nbytes > pack.nbytes:
             return "it lies outside its pack"
         if box.offset % pack.chunk + nbytes > pack.chunk:
             return "it crosses the chunks of its pack"
     return None
+
+
+def _tiled(shape: Shape, boxes: list[tuple[tuple[int, int], ...] | None]) -> bool:
+    """Whether boxes make up the whole of a shape, and none of it twice.
+
+    They are all of one extent, the shards of an array: different cells of one grid, as many
+    as it has.
+    """
+    if boxes == [None]:
+        return True
+    cells, first = set(), boxes[0] or ()
+    for box in boxes:
+        if box is None or len(box) != len(shape):
+            return False
+        for (start, stop), (low, high), n in zip(box, first, shape, strict=True):
+            edge = high - low
+            if edge < 1 or stop - start != edge or start % edge or not 0 <= start <= n - edge:
+                return False
+        cells.add(box)
+    whole = math.prod(n // (high - low) for n, (low, high) in zip(shape, first, strict=True))
+    exact = all(n % (high - low) == 0 for n, (low, high) in zip(shape, first, strict=True))
+    return exact and len(cells) == len(boxes) == whole
 
 
 def _impossible_grid(shape: Shape, grid: Grid) -> str | None:
@@ -325,3 +375,22 @@ def leaf_indices(node: Node) -> list[int]:
         elif not isinstance(here, NoneNode):
             stack.extend(reversed(here.children))
     return found
+
+
+def per_process(node: Node) -> list[PerProcessNode]:
+    """The nodes that hold what each process had for itself, in order; none holds another."""
+    if isinstance(node, PerProcessNode):
+        return [node]
+    if isinstance(node, int | NoneNode):
+        return []
+    return [found for child in node.children for found in per_process(child)]
+
+
+def renumbered(node: Node, number: Callable[[int], int]) -> Node:
+    """The structure with other numbers for its leaves."""
+    if isinstance(node, int):
+        return number(node)
+    if isinstance(node, NoneNode):
+        return node
+    children = tuple(renumbered(child, number) for child in node.children)
+    return msgspec.structs.replace(node, children=children)

@@ -7,13 +7,15 @@ on it survives a power cut.
 
 from __future__ import annotations
 
+import operator
 import platform
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
 
 import jax
+import msgspec
 import numpy as np
 
 from ckptmgr.errors import DamagedStep, MissingFile
@@ -23,43 +25,50 @@ from ckptmgr.format.manifest import (
     FORMAT,
     CommitRecord,
     Manifest,
+    Node,
+    NoneNode,
+    PerProcessNode,
     encode_manifest,
     encode_record,
+    renumbered,
 )
 from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.step import ARRAYS, MANIFEST, PACKS, StepInfo, nonce
 from ckptmgr.pipeline.header import Header, fetch
 from ckptmgr.pipeline.merge import Merge
 from ckptmgr.pipeline.plan import Plan
+from ckptmgr.pipeline.reports import Written
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Attempt
 
 
-def zarr_files(plan: Plan) -> dict[str, bytes]:
-    """The zarr.json of the group, of each large array and of the pack, by path."""
+def zarr_files(plan: Plan, *, leads: bool) -> dict[str, bytes]:
+    """The zarr.json of each large array and of each pack, by path.
+
+    `leads`: those of what all processes have as well as of this one's own.
+    """
     files: dict[str, bytes] = {}
     for array in plan.own:
+        if not (leads or array.leaf in plan.private):
+            continue
         name = keypath.directory(plan.paths[array.leaf], array.name)
         meta = zarr.array_metadata(array.dtype, array.shape, array.chunk or (), array.codec)
         files[f"{ARRAYS}/{name}/{zarr.METADATA}"] = meta
-    if files:
-        files[f"{ARRAYS}/{zarr.METADATA}"] = zarr.group_metadata()
-    if plan.pack:
-        meta = zarr.array_metadata(np.dtype("uint8"), (plan.pack.nbytes,), (plan.pack.chunk,))
-        files[f"{PACKS}/{plan.pack.process}/{zarr.METADATA}"] = meta
+    for pack in (*(plan.packs if leads else ()), *filter(None, [plan.private_pack])):
+        meta = zarr.array_metadata(np.dtype("uint8"), (pack.nbytes,), (pack.chunk,))
+        files[f"{PACKS}/{pack.process}/{zarr.METADATA}"] = meta
     return files
 
 
-async def put_metadata(plan: Plan, kept: Merge | None, attempt: Attempt, threads: int) -> None:
+async def put_metadata(
+    plan: Plan, kept: Merge | None, attempt: Attempt, threads: int, *, leads: bool
+) -> None:
     """Put every zarr.json, and link the files that are kept; `threads` at a time."""
-    files = zarr_files(plan)
+    files = zarr_files(plan, leads=leads)
     todo = deque(partial(attempt.put, path, [data]) for path, data in files.items())
-    if kept:
+    if kept and leads:
         linked = kept.files()
         todo.extend(partial(_link, attempt, kept.name, path, leaf) for path, leaf in linked)
-        group = f"{ARRAYS}/{zarr.METADATA}"
-        if group not in files and any(path.startswith(ARRAYS) for path, _ in linked):
-            todo.append(partial(attempt.put, group, [zarr.group_metadata()]))
 
     def worker() -> None:
         while True:
@@ -82,13 +91,45 @@ def _link(attempt: Attempt, name: str, path: str, leaf: str) -> None:
 
 
 def assemble(
-    plan: Plan, values: Sequence[JSON], digests: Sequence[str], kept: Merge | None
+    plan: Plan,
+    values: Sequence[JSON],
+    digests: list[str],
+    kept: Merge | None,
+    others: Sequence[Written] = (),
 ) -> Manifest:
-    """The manifest of the tree, together with what is kept of a former one."""
+    """The manifest of the tree: of what all processes wrote, and of what is kept of a former one.
+
+    `digests` are those of what this process wrote, by slot; those of the others are filled in.
+    """
+    for other in others:
+        for slot, proof in zip(other.slots, other.digests, strict=True):
+            digests[slot] = proof
+    assert all(digests), "every slot was written by somebody"
     if kept:
         return kept.assemble(plan, values, digests)
-    packs = (plan.pack,) if plan.pack else ()
-    return Manifest(FORMAT, plan.structure, plan.entries(values, digests), packs)
+    leaves = [*plan.entries(values, digests)]
+    added: list[Sequence[Node]] = []
+    for other in others:
+        first = len(leaves)
+        added.append([renumbered(node, partial(operator.add, first)) for node in other.private])
+        leaves += other.leaves
+    packs = [
+        *plan.packs,
+        *(pack for pack in (plan.private_pack, *(o.pack for o in others)) if pack),
+    ]
+    joined = iter(list(zip(*added, strict=True)) if plan.private else [])
+    return Manifest(FORMAT, _joined(plan.structure, joined), tuple(leaves), tuple(packs))
+
+
+def _joined(node: Node, others: Iterator[Sequence[Node]]) -> Node:
+    """The structure with what the other processes have in each of its PerProcess nodes."""
+    if isinstance(node, int | NoneNode):
+        return node
+    if isinstance(node, PerProcessNode):
+        children = (*node.children, *next(others, ()))
+    else:
+        children = tuple(_joined(child, others) for child in node.children)
+    return msgspec.structs.replace(node, children=children)
 
 
 def commit(
@@ -120,6 +161,8 @@ def commit(
         metrics=fetch(header.metrics),
         metadata=dict(header.metadata),
     )
+    if any(array.grid is not None for leaf in manifest.leaves for array in leaf.arrays):
+        attempt.put(f"{ARRAYS}/{zarr.METADATA}", [zarr.group_metadata()])
     attempt.put(MANIFEST, [data])
     attempt.publish(encode_record(record), replace=replace, former=former)
     return record

@@ -28,6 +28,7 @@ from ckptmgr.pipeline.plan import Plan
 from ckptmgr.tree import sharding, structure
 from ckptmgr.tree.builtin import NUMBERS, Bytes, PythonScalar
 from ckptmgr.tree.handlers import Array, NumpyStruct, Stored
+from ckptmgr.tree.per_process import Processes
 from ckptmgr.tree.registry import Registry
 
 PYTHON_NUMBERS: Final[Mapping[type, np.dtype]] = {
@@ -135,7 +136,8 @@ def describe(
                 named[keypath.split(manifest.leaves[leaf].path)[len(path)]] = built
         return named
 
-    return structure.build(manifest.structure, found, as_dict)
+    here = Processes(jax.process_index(), jax.process_count())
+    return structure.build(manifest.structure, found, as_dict, processes=here)
 
 
 def saved(entry: LeafEntry) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -15,8 +16,10 @@ from ckptmgr.format.manifest import ShardingEntry
 from ckptmgr.format.zarr import Shape
 from ckptmgr.tree import sharding
 from ckptmgr.tree.handlers import Array
+from ckptmgr.tree.per_process import Processes
 
 # Several to a byte on the device: jax unpacks them, and so copies, for every host array.
+_ALONE: Final = Processes()
 _UNPACKED: Final = frozenset({"int2", "int4", "uint2", "uint4", "float4_e2m1fn"})
 
 
@@ -49,8 +52,9 @@ class Box:
     """A part of an array that lies on one device, and the files that its chunks go to.
 
     `shard` is its index among the addressable shards; None: the whole array, by itself where
-    each device has all of it, else gathered.
+    each device has all of it, else gathered; or it lies in other processes only.
     `runs`: each chunk is one contiguous run of the box.
+    `holders`: the processes that have it.
     """
 
     shard: int | None
@@ -58,6 +62,11 @@ class Box:
     chunks: tuple[Cut, ...] = ()
     nbytes: int = 0
     runs: bool = True
+    holders: tuple[int, ...] = (0,)
+
+
+Mine: TypeAlias = "Callable[[tuple[int, ...], int], bool]"
+"""Whether this process writes a chunk, given the processes that hold it and its bytes."""
 
 
 class Layout(NamedTuple):
@@ -72,11 +81,12 @@ class Layout(NamedTuple):
     shard: Shape
 
 
-def of(array: Array, path: str) -> Layout:
-    """The layout of the array of the leaf at `path`.
+def of(array: Array, path: str, processes: Processes = _ALONE) -> Layout:
+    """The layout of the array of the leaf at `path`, the same in all processes.
 
     Raises:
-      UnsupportedLeaf: it is no array of numbers, or lies on devices of other processes too.
+      UnsupportedLeaf: it is no array of numbers; it lies on devices of one process where it
+        must on all, or of several where it is one's own.
     """
     shape = tuple(array.shape)
     dtype = np.dtype(array.dtype).newbyteorder("=")
@@ -85,24 +95,25 @@ def of(array: Array, path: str) -> Layout:
     nbytes = math.prod(shape) * dtype.itemsize
     whole = tuple(slice(0, n) for n in shape)
     if not isinstance(array, jax.Array):
-        return Layout(dtype, shape, nbytes, None, False, (Box(None, whole),), shape)
-    if not array.is_fully_addressable:
-        raise UnsupportedLeaf(
-            "this array lies on devices of other processes too; saving from several processes "
-            "is not supported by this version",
-            leaf=path,
+        everywhere = tuple(range(processes.count))
+        return Layout(
+            dtype, shape, nbytes, None, False, (Box(None, whole, holders=everywhere),), shape
         )
+    _refuse_misplaced(array, path, processes)
     entry = sharding.describe(array.sharding)
     viewable = sharding.platform(array.sharding) == "cpu" and dtype.name not in _UNPACKED
+    if processes.count > 1:
+        boxes, edges = _global_boxes(array), tuple(array.sharding.shard_shape(shape))
+        if not all(_on_grid(box.index, edges) for box in boxes):
+            raise UnsupportedLeaf("the shards of this array lie on no regular grid", leaf=path)
+        return Layout(dtype, shape, nbytes, entry, viewable, boxes, edges)
     if array.is_fully_replicated:
         # Seen whole it is a view at a third of the cost of its shard; where it is no view the
         # array would keep the copy that jax makes, and only the shard is let go with it.
         shard = None if viewable else 0
         return Layout(dtype, shape, nbytes, entry, viewable, (Box(shard, whole),), shape)
     boxes = tuple(
-        Box(
-            number, tuple(slice(*s.indices(n)[:2]) for s, n in zip(shard.index, shape, strict=True))
-        )
+        Box(number, _within(shard.index, shape))
         for number, shard in enumerate(array.addressable_shards)
         if shard.replica_id == 0
     )
@@ -110,6 +121,47 @@ def of(array: Array, path: str) -> Layout:
     if all(_on_grid(box.index, edges) for box in boxes):
         return Layout(dtype, shape, nbytes, entry, viewable, boxes, edges)
     return Layout(dtype, shape, nbytes, entry, False, (Box(None, whole),), shape)
+
+
+def _refuse_misplaced(array: jax.Array, path: str, processes: Processes) -> None:
+    if processes.count > 1 and array.is_fully_addressable:
+        raise UnsupportedLeaf(
+            f"this array lies in process {processes.index} alone: put it on devices of all "
+            "(jax.make_array_from_process_local_data), make it a numpy array where it is equal "
+            "in all, or wrap it in PerProcess where it is not",
+            leaf=path,
+        )
+    if processes.count == 1 and not array.is_fully_addressable:
+        raise UnsupportedLeaf(
+            "this array lies on devices of other processes too, and is no process's own: take "
+            "it out of PerProcess",
+            leaf=path,
+        )
+
+
+def _global_boxes(array: jax.Array) -> tuple[Box, ...]:
+    """Each part of an array that lies in several processes, in the order of the parts."""
+    holders: dict[tuple[tuple[int, int], ...], set[int]] = {}
+    place: Any  # a Device, which has no stubs
+    for place, index in array.sharding.devices_indices_map(array.shape).items():
+        extent = tuple((s.start, s.stop) for s in _within(index, array.shape))
+        holders.setdefault(extent, set()).add(place.process_index)
+    here = {
+        tuple((s.start, s.stop) for s in _within(shard.index, array.shape)): number
+        for number, shard in reversed(list(enumerate(array.addressable_shards)))
+    }
+    return tuple(
+        Box(
+            here.get(extent),
+            tuple(slice(start, stop) for start, stop in extent),
+            holders=tuple(sorted(holders[extent])),
+        )
+        for extent in sorted(holders)
+    )
+
+
+def _within(index: tuple[slice, ...], shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))
 
 
 def _on_grid(index: tuple[slice, ...], edges: Shape) -> bool:
@@ -121,12 +173,20 @@ def _on_grid(index: tuple[slice, ...], edges: Shape) -> bool:
     )
 
 
-def cut(layout: Layout, itemsize: int, chunk: Shape, directory: str, slot: int) -> tuple[Box, ...]:
-    """The boxes with the files of their chunks, whose digests have the slots from `slot` on."""
-    return tuple(_cut(layout, box, itemsize, chunk, directory, slot) for box in layout.boxes)
+def cut(
+    layout: Layout, itemsize: int, chunk: Shape, directory: str, slot: int, mine: Mine
+) -> tuple[Box, ...]:
+    """The boxes with the files of their chunks, whose digests have the slots from `slot` on.
+
+    Only those that this process writes, as `mine` says of each chunk.
+    """
+    boxes = (_cut(layout, box, itemsize, chunk, directory, slot, mine) for box in layout.boxes)
+    return tuple(box for box in boxes if box.chunks)
 
 
-def _cut(layout: Layout, box: Box, itemsize: int, chunk: Shape, directory: str, slot: int) -> Box:
+def _cut(
+    layout: Layout, box: Box, itemsize: int, chunk: Shape, directory: str, slot: int, mine: Mine
+) -> Box:
     counts = [math.ceil(n / edge) for n, edge in zip(layout.shape, chunk, strict=True)]
     extent = tuple(s.stop - s.start for s in box.index)
     chunks: list[Cut] = []
@@ -147,5 +207,6 @@ def _cut(layout: Layout, box: Box, itemsize: int, chunk: Shape, directory: str, 
         )
         part = tuple(slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
         start, end = end, end + file.spans[0][1]
-        chunks.append(Cut(file, part, start, end))
+        if mine(box.holders, end - start):
+            chunks.append(Cut(file, part, start, end))
     return replace(box, chunks=tuple(chunks), nbytes=end, runs=zarr.is_run(extent, chunk))

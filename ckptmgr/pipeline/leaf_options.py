@@ -109,8 +109,12 @@ class LeafOptions:
         """The dtype on disk of numbers of this dtype."""
         return self.dtype if isinstance(self.dtype, np.dtype) else dtype
 
-    def chunks(self, shape: Shape, shard: Shape, itemsize: int, leaf: str) -> tuple[Shape, Codec]:
+    def chunks(
+        self, shape: Shape, shard: Shape, itemsize: int, leaf: str, limit: int = CHUNK_BYTES
+    ) -> tuple[Shape, Codec]:
         """The shape of the chunks that are written, and what is done to each.
+
+        `limit`: the bytes of a chunk where nothing else is said.
 
         Raises:
           InvalidOption: a shape does not divide what it must, or chunk_bytes is under an item.
@@ -140,7 +144,7 @@ class LeafOptions:
                     leaf=leaf,
                 )
         else:
-            chunk = default_chunk(shape, shard, itemsize)
+            chunk = default_chunk(shape, shard, itemsize, limit)
         if self.read_chunk is not None:
             check_divides(self.read_chunk, chunk, "read_chunk", "write_chunk", leaf)
         level = _zstd_level(self.compression)

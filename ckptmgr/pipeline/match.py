@@ -23,8 +23,10 @@ from ckptmgr.format.manifest import (
     CustomNode,
     LeafEntry,
     Manifest,
+    PerProcessNode,
     RegisteredNode,
     leaf_indices,
+    per_process,
 )
 from ckptmgr.format.zarr import DTYPES, NAMES, Shape
 from ckptmgr.pipeline import forms, placing
@@ -81,13 +83,26 @@ def match(manifest: Manifest, request: Request, registry: Registry) -> Matched:
     Raises:
       TreeMismatch: saved tree and request differ; lists every difference.
     """
-    matching = _Matching(manifest, request, registry)
+    matching = _Matching(manifest, request, registry, others=_others(manifest, request))
     matched = matching.as_saved() if request.like is None else matching.into(request.like)
     if matching.faults:
         raise TreeMismatch(
             "the saved tree is not the one asked for:\n  " + "\n  ".join(sorted(matching.faults))
         )
     return matched
+
+
+def _others(manifest: Manifest, request: Request) -> frozenset[int]:
+    """The leaves that other processes have for themselves, where there are as many as were."""
+    here = request.processes
+    return frozenset(
+        leaf
+        for node in per_process(manifest.structure)
+        if len(node.children) == here.count
+        for number, child in enumerate(node.children)
+        if number != here.index
+        for leaf in leaf_indices(child)
+    )
 
 
 def _main_array(arrays: Mapping[str, Array]) -> object:
@@ -115,22 +130,42 @@ class _Matching:
     registry: Registry
     faults: list[str] = field(default_factory=list)
     chosen: set[int] = field(default_factory=set)
+    others: frozenset[int] = frozenset()  # the leaves that other processes have for themselves
 
     def as_saved(self) -> Matched:
         """The saved tree, or what is selected of it."""
         leaves = self.manifest.leaves
         wanted = self.request.select.of([leaf.path for leaf in leaves], self._form)
-        chosen = [number for number, want in enumerate(wanted) if want]
+        chosen = [n for n, want in enumerate(wanted) if want and n not in self.others]
         self.chosen.update(chosen)
+        self._refuse_other_counts()
         self._refuse_strangers()
         places = self._wanted([leaves[number].path for number in chosen])
         goals = [self._as_saved(number, at) for number, at in zip(chosen, places, strict=True)]
 
         def tree(values: Mapping[int, object]) -> object:
             found = [values.get(number) for number in range(len(leaves))]
-            return structure.build(self.manifest.structure, found, lambda *_: None, self._is_wanted)
+            return structure.build(
+                self.manifest.structure,
+                found,
+                lambda *_: None,
+                self._is_wanted,
+                self.request.processes,
+            )
 
         return Matched(goals, tree)
+
+    def _refuse_other_counts(self) -> None:
+        """Find fault with what as many processes as there are not had for themselves, if chosen."""
+        count = self.request.processes.count
+        for node in per_process(self.manifest.structure):
+            inside = leaf_indices(node)
+            if len(node.children) != count and not self.chosen.isdisjoint(inside):
+                self.faults.append(
+                    f"{self.manifest.leaves[inside[0]].path!r}: was saved by each of "
+                    f"{len(node.children)} processes for itself (PerProcess), and there are "
+                    f"{count}: leave it out with select="
+                )
 
     def _refuse_strangers(self) -> None:
         """Find fault with nodes whose class does not come back, if something in them is chosen."""
@@ -140,7 +175,7 @@ class _Matching:
                 where = f"{self.manifest.leaves[inside[0]].path!r}: lies in " if inside else ""
                 self.faults.append(where + _stranger(node))
 
-    def _is_wanted(self, node: RegisteredNode) -> bool:
+    def _is_wanted(self, node: RegisteredNode | PerProcessNode) -> bool:
         """Whether something in a node is chosen, or nothing is in it to be chosen."""
         inside = leaf_indices(node)
         return self.request.select.all or not inside or not self.chosen.isdisjoint(inside)
@@ -154,7 +189,13 @@ class _Matching:
         wanted = self.request.select.of(
             paths, lambda n: self._form(n) if n < len(leaves) else targets[paths[n]]
         )
-        chosen = {path for path, want in zip(paths, wanted, strict=True) if want}
+        chosen = {
+            path
+            for path, want in zip(paths, wanted, strict=True)
+            if want and numbers.get(path) not in self.others
+        }
+        self.chosen.update(numbers[path] for path in chosen & numbers.keys())
+        self._refuse_other_counts()
         asked_for = [path for path in like.paths if path in chosen]
         goals = []
         for path, place in zip(asked_for, self._wanted(asked_for), strict=True):

@@ -7,7 +7,7 @@ the files it lies in; what is new goes to files and a pack of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,11 @@ from ckptmgr.format.manifest import (
     NamedTupleNode,
     Node,
     NoneNode,
+    PerProcessNode,
     RegisteredNode,
     TupleNode,
     leaf_indices,
+    renumbered,
 )
 from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.step import ARRAYS, PACKS
@@ -58,7 +60,7 @@ class Merge:
             format=FORMAT,
             structure=self.structure,
             leaves=(*leaves, *plan.entries(values, digests)),
-            packs=(*packs, *([plan.pack] if plan.pack else [])),
+            packs=(*packs, *plan.packs),
         )
 
     def files(self) -> list[tuple[str, str]]:
@@ -98,6 +100,10 @@ def merge(name: str, record: bytes, manifest: Manifest, plan: Plan) -> Merge:
     Raises:
       TreeMismatch: a container differs in kind or length, or two paths become the same.
     """
+    if plan.private:
+        raise TreeMismatch(
+            "PerProcess cannot be merged by several processes", leaf=plan.paths[min(plan.private)]
+        )
     try:
         joined = _join(manifest.structure, _shift(plan.structure, len(manifest.leaves)), ())
     except RecursionError as error:
@@ -180,24 +186,16 @@ def _words(node: Node) -> str:
             return f"a list of {len(children)}"
         case TupleNode(children=children):
             return f"a tuple of {len(children)}"
+        case PerProcessNode(children=children):
+            return f"a PerProcess of {len(children)}"
         case _:
             return f"a {node.name} of {len(node.children)}"
 
 
 def _shift(node: Node, by: int) -> Node:
-    return _mapped(node, lambda number: number + by)
+    return renumbered(node, lambda number: number + by)
 
 
 def _renumber(node: Node, order: Sequence[int]) -> Node:
     places = {number: place for place, number in enumerate(order)}
-    return _mapped(node, places.__getitem__)
-
-
-def _mapped(node: Node, number: Callable[[int], int]) -> Node:
-    """The structure with other numbers for its leaves."""
-    if isinstance(node, int):
-        return number(node)
-    if isinstance(node, NoneNode):
-        return node
-    children = tuple(_mapped(child, number) for child in node.children)
-    return msgspec.structs.replace(node, children=children)
+    return renumbered(node, places.__getitem__)

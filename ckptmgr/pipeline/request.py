@@ -13,6 +13,7 @@ from ckptmgr.pipeline.placing import Shardings
 from ckptmgr.pipeline.select import Selection
 from ckptmgr.tree import structure
 from ckptmgr.tree.casting import Casting, parse_casting
+from ckptmgr.tree.per_process import Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Request:
     devices: tuple[jax.Device, ...]
     default_device: jax.Device | str | None
     x64: bool
+    processes: Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +100,5 @@ def make_request(
         devices=tuple(jax.devices()),
         default_device=jax.config.jax_default_device,  # type: ignore[attr-defined]  # made at run time
         x64=bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]  # made at run time
+        processes=Processes(jax.process_index(), jax.process_count()),
     )

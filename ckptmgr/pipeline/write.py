@@ -69,8 +69,8 @@ class _Tally:
     def __init__(self, plan: Plan, report: Callable[[Progress], None]) -> None:
         self._plan = plan
         self._report = report
-        self._left = Counter(plan.slot_leaf)
-        self._leaves = len(plan.paths) - len(self._left)  # those without bytes are done
+        self._left = Counter(plan.slot_leaf[slot] for slot in plan.mine)
+        self._leaves = len(plan.paths) - len(self._left)  # those without bytes here are done
         self._bytes = 0
         self._mutex = threading.Lock()
         self._tell()
@@ -84,4 +84,6 @@ class _Tally:
             self._tell()
 
     def _tell(self) -> None:
-        self._report(Progress(self._bytes, self._plan.nbytes, self._leaves, len(self._plan.paths)))
+        self._report(
+            Progress(self._bytes, self._plan.mine_nbytes, self._leaves, len(self._plan.paths))
+        )

@@ -21,7 +21,20 @@ Bytes: TypeAlias = bytes | memoryview
 
 
 class Attempt(Protocol):
-    """A step in the making."""
+    """A step in the making. Several processes may put files into one; one of them publishes it."""
+
+    def share(self) -> str:
+        """Let attempts of other processes join this one, by the name that this returns."""
+
+    def join(self, shared: str) -> None:
+        """Go on as a part of the attempt that was shared under this name.
+
+        Raises:
+          StorageError: it is not there: the store is not the same for all processes.
+        """
+
+    def sync(self) -> None:
+        """Make what was put durable for whoever publishes it: the names of the files too."""
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Store a new file made of `parts`, durable on return."""

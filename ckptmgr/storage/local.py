@@ -136,11 +136,38 @@ class LocalAttempt:
     def __init__(self, root: str, name: str) -> None:
         self.directory = os.path.join(root, temporary_name(name, "tmp"))
         self._root = root
+        self._shared = False
+        self._joined = False
         self._name = name
         self._made: set[str] = set()
         self._swapped = False  # the directory now holds the step that was replaced
         self._durable = False
         self._mutex = threading.Lock()
+
+    def share(self) -> str:
+        """Make the directory, for others to find it."""
+        self._shared = True
+        with _translated(self.directory):
+            self._make(self.directory)
+        return os.path.basename(self.directory)
+
+    def join(self, shared: str) -> None:
+        """The directory of the other attempt, which must be visible from here."""
+        self.directory = os.path.join(self._root, shared)
+        self._shared = self._joined = True
+        if not os.path.isdir(self.directory):
+            raise StorageError(
+                "a directory that process 0 has made is not to be seen from this one: they must "
+                "write to a file system that they share",
+                file=self.directory,
+            )
+        self._made.add(self.directory)
+
+    def sync(self) -> None:
+        """Sync every directory that files were put into, and those above, bottom-up."""
+        for directory in sorted(self._made, key=lambda path: -path.count(os.sep)):
+            with _translated(directory):
+                _sync_directory(directory)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write and fdatasync a new file."""
@@ -180,16 +207,19 @@ class LocalAttempt:
                 missing.append(directory)
                 directory = os.path.dirname(directory)
             for path in reversed(missing):
-                os.mkdir(path, _DIRECTORY_MODE)
+                try:
+                    os.mkdir(path, _DIRECTORY_MODE)
+                except FileExistsError:
+                    if not self._shared:
+                        raise
                 self._made.add(path)
 
     def publish(self, record: bytes, *, replace: bool, former: bytes | None = None) -> None:
         """The record, the directories, the rename, the parent: in this order."""
         self.put(COMMIT_RECORD, [record])
         final = os.path.join(self._root, self._name)
+        self.sync()
         with _translated(final):
-            for directory in sorted(self._made, key=lambda path: -path.count(os.sep)):
-                _sync_directory(directory)
             if not os.path.lexists(final):
                 if former is not None:
                     raise StepExists("it was removed meanwhile", file=final)
@@ -211,15 +241,18 @@ class LocalAttempt:
         Not where the swap of the two may not be durable: a power cut could undo it, and would
         then find the name of the former step on what was removed.
         """
+        if self._joined:
+            return  # it is removed by the process that shared it
         if self._swapped and not self._durable:
             logging.error("the former step is left at %s", self.directory)
             return
         try:
             _remove(self.directory)
         except StorageError as error:
-            if not self._swapped:
+            if not (self._swapped or self._shared):
                 raise
-            logging.warning("the former step could not be removed: %s", error)
+            # Of a shared one another process may still be writing, in vain; the next writer sweeps.
+            logging.warning("what was written before could not be removed: %s", error)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-from ckptmgr.errors import DirectoryLocked, MissingFile, StepExists, TruncatedFile
-from ckptmgr.format.step import COMMIT_RECORD, step_number
+from ckptmgr.errors import DirectoryLocked, MissingFile, StepExists, StorageError, TruncatedFile
+from ckptmgr.format.step import COMMIT_RECORD, step_number, temporary_name
 from ckptmgr.storage.base import Bytes, refuse_foreign
 
 
@@ -22,6 +22,7 @@ class MemoryStorage:
         self.root = root
         self.steps: dict[str, dict[str, bytes]] = {}
         self.replacing = threading.Lock()
+        self.shared: dict[str, dict[str, bytes]] = {}  # by attempts that others may join
         self._writer = threading.Lock()
 
     def create(self) -> None:
@@ -77,7 +78,15 @@ class MemoryStorage:
 
     def attempt(self, name: str) -> contextlib.AbstractContextManager[MemoryAttempt]:
         """Files kept aside until they are published."""
-        return contextlib.nullcontext(MemoryAttempt(self, name))
+        return self._attempt(name)
+
+    @contextlib.contextmanager
+    def _attempt(self, name: str) -> Iterator[MemoryAttempt]:
+        attempt = MemoryAttempt(self, name)
+        try:
+            yield attempt
+        finally:
+            self.shared.pop(attempt.shared, None)
 
     def delete(self, name: str) -> None:
         """Forget a step."""
@@ -96,9 +105,25 @@ class MemoryAttempt:
     """A step being written into a dict of its own."""
 
     def __init__(self, storage: MemoryStorage, name: str) -> None:
+        self.shared = temporary_name(name, "tmp")
         self._storage = storage
         self._name = name
         self._files: dict[str, bytes] = {}
+
+    def share(self) -> str:
+        """The dict may be found by the name."""
+        self._storage.shared[self.shared] = self._files
+        return self.shared
+
+    def join(self, shared: str) -> None:
+        """The dict of the other attempt."""
+        try:
+            self._files = self._storage.shared[shared]
+        except KeyError as error:
+            raise StorageError("the processes do not write to one store", file=shared) from error
+
+    def sync(self) -> None:
+        """What is in memory is as durable as it will be."""
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Keep a copy."""

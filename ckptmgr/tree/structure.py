@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -25,11 +25,16 @@ from ckptmgr.format.manifest import (
     NamedTupleNode,
     Node,
     NoneNode,
+    PerProcessNode,
     RegisteredNode,
     TupleNode,
+    per_process,
 )
 from ckptmgr.format.scalar import JSON, from_json, to_json
+from ckptmgr.tree.per_process import PerProcess, Processes
 from ckptmgr.tree.registered import NodeClass, node_named, node_of
+
+_ALONE: Final = Processes()
 
 
 class PyTreeDef(Protocol):
@@ -143,6 +148,10 @@ def _describe(treedef: PyTreeDef, number: Callable[[], int]) -> Node:
         return ListNode(children)
     if kind is tuple:
         return TupleNode(children)
+    if kind is PerProcess:
+        if per_process(children[0]):
+            raise _Unstorable(kind, "a PerProcess lies in another: take one of them away")
+        return PerProcessNode(children)
     node = node_of(kind)
     if node is not None:
         return RegisteredNode(node.name, _data(node, aux), children)
@@ -241,17 +250,20 @@ def build(
     node: Node,
     leaves: Sequence[object],
     unknown: Unknown,
-    wanted: Callable[[RegisteredNode], bool] = lambda _: True,
+    wanted: Callable[[RegisteredNode | PerProcessNode], bool] = lambda _: True,
+    processes: Processes = _ALONE,
 ) -> object:
     """The tree that `describe` was given, around other leaves.
 
-    A node of a registered class is made where it is `wanted`, and is None elsewhere.
+    A node of a registered class, or of one value for each process, is made where it is
+    `wanted`, and is None elsewhere. Of the values of as many processes as there are, this
+    process gets its own; of others all, as a tuple.
 
     Raises:
       UndecodableLeaf: registered classes cannot be made of their aux data; lists every node.
       DamagedStep: it describes no tree.
     """
-    builder = _Builder(leaves, unknown, wanted)
+    builder = _Builder(leaves, unknown, wanted, processes)
     try:
         tree = builder.build(node, ())
     except (ValueError, TypeError, RecursionError) as error:
@@ -270,11 +282,16 @@ class _Builder:
     """Builds a tree, and collects what keeps nodes of registered classes from being made."""
 
     def __init__(
-        self, leaves: Sequence[object], unknown: Unknown, wanted: Callable[[RegisteredNode], bool]
+        self,
+        leaves: Sequence[object],
+        unknown: Unknown,
+        wanted: Callable[[RegisteredNode | PerProcessNode], bool],
+        processes: Processes,
     ) -> None:
         self._leaves = leaves
         self._unknown = unknown
         self._wanted = wanted
+        self._processes = processes
         self.faults: list[tuple[str, str, Exception]] = []
 
     def build(self, node: Node, path: tuple[object, ...]) -> object:
@@ -295,10 +312,19 @@ class _Builder:
             return _namedtuple(node.name, node.fields)(*children)
         if isinstance(node, ListNode | TupleNode):
             return children if isinstance(node, ListNode) else tuple(children)
+        if isinstance(node, PerProcessNode):
+            return self._own(node, children)
         cls = node_named(node.name) if isinstance(node, RegisteredNode) else None
         if cls is None or isinstance(node, CustomNode):
             return self._unknown(node, children, path)
         return self._made(cls, node, children, path) if self._wanted(node) else None
+
+    def _own(self, node: PerProcessNode, children: list[object]) -> object:
+        if not self._wanted(node):
+            return None
+        if len(children) == self._processes.count:
+            return PerProcess(children[self._processes.index])
+        return PerProcess(children[0] if len(children) == 1 else tuple(children))
 
     def _made(
         self, cls: NodeClass, node: RegisteredNode, children: list[object], path: tuple[object, ...]

@@ -12,7 +12,7 @@ import time
 import jax
 import numpy as np
 
-from ckptmgr.pipeline.plan import Planner
+from ckptmgr.pipeline.planner import Planner
 from ckptmgr.tree.registry import Registry
 
 SIZES = (1_000, 10_000, 100_000)

@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ckptmgr import UnsupportedLeaf
-from ckptmgr.pipeline.plan import Plan, Planner
+from ckptmgr.pipeline.plan import Plan
+from ckptmgr.pipeline.planner import Planner
 from ckptmgr.tree.registry import Registry
 
 MIB = 1 << 20
@@ -45,7 +46,7 @@ def test_a_replicated_array_is_written_once() -> None:
 def test_empty_arrays_and_python_values_take_no_file() -> None:
     """They live in the manifest."""
     plan = planned([jnp.zeros((0, 3)), 3, "text", None])
-    assert (plan.own, plan.packed, plan.pack, plan.nbytes) == ((), (), None, 0)
+    assert (plan.own, plan.packed, plan.packs, plan.nbytes) == ((), (), (), 0)
 
 
 def test_a_leaf_that_cannot_be_saved_is_named() -> None:

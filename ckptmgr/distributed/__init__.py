@@ -1,0 +1,1 @@
+"""How several processes agree: one key-value store, one kind of round over it."""

@@ -1,0 +1,214 @@
+"""The saver: takes a save through its stages, together with the other processes.
+
+Two rounds hold the processes together. In the first all say what they are about to
+save, before anything is written; in the second what they have written, whereupon
+process 0 commits. What fails in one fails in all. One process alone goes the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+from absl import logging
+
+from ckptmgr.distributed.coordinator import Coordinator
+from ckptmgr.errors import CheckpointError, NoSpace, ProcessesDiffer
+from ckptmgr.format.digest import digest
+from ckptmgr.format.manifest import decode_record, encode_record
+from ckptmgr.format.step import COMMIT_RECORD, StepInfo, nonce
+from ckptmgr.future import Progress, State
+from ckptmgr.jobs import Ledger, SaveJob, outcome_of
+from ckptmgr.pipeline import commit, reports, write
+from ckptmgr.pipeline.workers import left_in_thread
+from ckptmgr.storage.base import Attempt, Storage
+
+_DIFFERENT: Final = b""  # what process 0 says where the processes do not save the same
+
+
+class Saver:
+    """Saves what it is given, one after the other.
+
+    Args:
+      storage: where to.
+      ledger: the books of that directory.
+      coordinator: how the processes agree.
+
+    Attributes:
+      topic: what the rounds of this directory are called.
+      given_up: wait for other processes no more.
+    """
+
+    def __init__(self, storage: Storage, ledger: Ledger, coordinator: Coordinator) -> None:
+        self._storage = storage
+        self._ledger = ledger
+        self._coordinator = coordinator
+        self.topic = f"path/{digest(storage.root.encode())}"
+        self.given_up = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides, commits and deletes for all."""
+        return self._coordinator.index == 0
+
+    @contextlib.contextmanager
+    def opened(self, *, writer: bool) -> Iterator[None]:
+        """The directory, made and locked if this is its writer: by process 0, for all of them."""
+        if not writer:
+            self._ledger.refresh()
+            yield
+            return
+        with contextlib.ExitStack() as held:
+            report = self._hold(held) if self.leads else self._storage.root.encode()
+            self.topic = self._coordinator.agree("open", report, _same_directory).decode()
+            self._ledger.refresh()
+            yield
+
+    def _hold(self, held: contextlib.ExitStack) -> bytes | CheckpointError:
+        try:
+            self._storage.create()
+            held.enter_context(self._storage.lock())
+            for name in self._storage.sweep():
+                logging.info("removed %s, left by a writer that died", name)
+        except CheckpointError as error:
+            return error
+        return self._storage.root.encode()
+
+    async def save(self, job: SaveJob) -> StepInfo | None:
+        """Write and commit; None where it was cancelled before the commit.
+
+        Raises:
+          CheckpointError: it failed here or in another process; nothing was committed.
+        """
+        try:
+            return await self._save(job)
+        except CheckpointError:
+            if job.future.cancelled():
+                return None
+            raise
+
+    async def _save(self, job: SaveJob) -> StepInfo | None:
+        if not job.future.advance(State.WRITING):
+            return None
+        async with left_in_thread(self._storage.attempt(job.name)) as attempt:
+            shared = await self._begin(job, attempt)
+            digests: list[str] = []
+            outcome: bytes | CheckpointError = CheckpointError("the save was cancelled")
+            try:
+                outcome = await outcome_of(
+                    self._write(job, attempt, shared, digests), "save", job.future.step
+                )
+                if not job.future.advance(State.COMMITTING):
+                    outcome = CheckpointError("the save was cancelled")
+            finally:
+                # Even where this task is cancelled: the others are to hear of it.
+                with anyio.CancelScope(shield=True):
+                    decide = partial(self._commit, job, digests, attempt)
+                    record = await self._agree(job, f"written/{shared}", outcome, decide, shared)
+            file = f"{self._storage.root}/{job.name}/{COMMIT_RECORD}"
+            return self._ledger.add(job.name, decode_record(record, file))
+
+    async def _agree(
+        self,
+        job: SaveJob,
+        topic: str,
+        report: bytes | CheckpointError,
+        decide: Callable[[Sequence[bytes]], bytes],
+        name: str | None = None,
+    ) -> bytes:
+        return await anyio.to_thread.run_sync(
+            partial(
+                self._coordinator.agree,
+                f"{self.topic}/{topic}",
+                report,
+                decide,
+                step=job.future.step or 0,
+                name=name,
+                stopped=lambda: self.given_up or job.future.cancelled(),
+            )
+        )
+
+    # Before anything is written
+
+    async def _begin(self, job: SaveJob, attempt: Attempt) -> str:
+        """Agree on what is to be saved; the name of the attempt that all write into."""
+        plan = job.planned.plan
+        intent = reports.intent(job.name, plan, job.contents, replace=job.replace)
+        report = job.fault or self._no_space(job) or msgspec.msgpack.encode(intent)
+        shared = await self._agree(job, "begin", report, partial(self._same, attempt))
+        if shared == _DIFFERENT:
+            table = msgspec.msgpack.encode(reports.table(plan, job.contents))
+            await self._agree(job, "differ", table, _refuse)
+        return shared.decode()
+
+    def _no_space(self, job: SaveJob) -> CheckpointError | None:
+        """Why there is no room for the step, as process 0 sees it."""
+        free = self._storage.free_bytes() if self.leads else None
+        needed = job.planned.plan.least_nbytes
+        if free is None or free >= needed:
+            return None
+        return NoSpace(
+            f"the step needs {needed} bytes and {free} are free; free some, or keep fewer steps",
+            file=self._storage.root,
+        )
+
+    def _same(self, attempt: Attempt, said: Sequence[bytes]) -> bytes:
+        intents = {reports.decode_intent(data) for data in said}
+        if len(intents) > 1:
+            return _DIFFERENT
+        return attempt.share().encode() if len(said) > 1 else b"alone"
+
+    # Then
+
+    async def _write(
+        self, job: SaveJob, attempt: Attempt, shared: str, digests: list[str]
+    ) -> bytes:
+        """Write this process's part, durable on return; what there is to report of it."""
+        plan, threads = job.planned.plan, self._storage.write_tasks
+
+        def report(progress: Progress) -> None:
+            job.future.progress = progress
+
+        if not self.leads:
+            await anyio.to_thread.run_sync(attempt.join, shared)
+        digests += await write.write(plan, job.handover, attempt, threads, report)
+        await commit.put_metadata(plan, job.kept, attempt, threads, leads=self.leads)
+        if self.leads:
+            return b""  # it keeps the digests itself
+        await anyio.to_thread.run_sync(attempt.sync)
+        return msgspec.msgpack.encode(reports.written(plan, job.planned.values, digests))
+
+    def _commit(
+        self, job: SaveJob, digests: list[str], attempt: Attempt, said: Sequence[bytes]
+    ) -> bytes:
+        """Commit, not cancelled any more, and return the record; in process 0."""
+        others = [reports.decode_written(data) for data in said[1:]]
+        plan, values = job.planned.plan, job.planned.values
+        manifest = commit.assemble(plan, values, digests, job.kept, others)
+        now = self._ledger.commit_time()
+        former = job.kept.record if job.kept else None
+        record = commit.commit(
+            manifest, job.header, attempt, now, replace=job.replace, former=former
+        )
+        return encode_record(record)
+
+
+def _same_directory(said: Sequence[bytes]) -> bytes:
+    for process, directory in enumerate(said):
+        if directory != said[0]:
+            raise ProcessesDiffer(
+                f"process 0 opens {said[0].decode()}, process {process} {directory.decode()}: "
+                "all must open the same directories in the same order",
+                process=process,
+            )
+    return f"run/{nonce()}".encode()
+
+
+def _refuse(said: Sequence[bytes]) -> bytes:
+    tables = [msgspec.msgpack.decode(data, type=dict[str, str]) for data in said]
+    raise reports.differences(tables)
