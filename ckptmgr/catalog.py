@@ -19,7 +19,7 @@ from ckptmgr.errors import CheckpointError, DamagedStep, MissingFile, NoSuchStep
 from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import StepInfo, step_name, step_number
 from ckptmgr.pipeline.commit import step_info
-from ckptmgr.pipeline.read import read_record
+from ckptmgr.pipeline.records import read_record
 from ckptmgr.retention import Retention, Verdict, decide
 from ckptmgr.storage.base import Storage
 

@@ -31,7 +31,7 @@ from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.planner import Planner
-from ckptmgr.pipeline.read import read_both, read_record
+from ckptmgr.pipeline.records import read_both, read_record
 from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.retention import KeepAll

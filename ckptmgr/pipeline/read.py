@@ -26,53 +26,78 @@ from ckptmgr.format import keypath, zarr
 from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import (
     ALIGNMENT,
-    LARGEST_MANIFEST,
-    LARGEST_RECORD,
     ArrayEntry,
-    CommitRecord,
     Grid,
-    Manifest,
     Pack,
-    decode_manifest,
-    decode_record,
+    PackedBox,
 )
-from ckptmgr.format.step import ARRAYS, COMMIT_RECORD, MANIFEST, PACKS
-from ckptmgr.format.zarr import RAW
+from ckptmgr.format.step import ARRAYS, PACKS
+from ckptmgr.format.zarr import RAW, Shape
 from ckptmgr.limiter import ByteLimiter, Lease
-from ckptmgr.pipeline import codec
+from ckptmgr.pipeline import codec, extent
+from ckptmgr.pipeline.extent import Extent
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
 
 _GAP: Final = 512  # bytes; the padding of small arrays is less than 64
-Found = Mapping[tuple[int, str], np.ndarray]  # by leaf and array name
+_Index = tuple[slice | EllipsisType, ...]
+Found = Mapping[tuple[int, str, int], np.ndarray]  # by leaf, array name and number of the part
 
 
 class Wanted(NamedTuple):
     """An array to read: which array of which leaf, and what the manifest says of it.
 
+    Of an array in files of its own the parts that are delivered are `boxes`, of `nbytes`
+    together; of a small one those it was packed in, where they share something with a box.
     `copied`: the bytes that whoever it is delivered to allocates for it, besides.
     """
 
     leaf: int
     path: str
     entry: ArrayEntry
+    boxes: tuple[Extent, ...]
     nbytes: int
     copied: int = 0
+
+    def packed(self) -> Iterator[tuple[int, PackedBox]]:
+        """Where it lies in packs, as far as it is wanted, with the numbers of these parts."""
+        for number, box in enumerate(self.entry.packed):
+            if box.box is None or any(extent.meet(box.box, own) for own in self.boxes):
+                yield number, box
+
+
+class _Member(NamedTuple):
+    """A small array, or a part of one, in a pack."""
+
+    want: Wanted
+    number: int
+    box: PackedBox
+
+    @property
+    def nbytes(self) -> int:
+        return self.want.entry.nbytes_of(self.box)
+
+    @property
+    def shape(self) -> Shape:
+        return self.want.entry.shape if self.box.box is None else extent.shape_of(self.box.box)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A range of one file to read: it goes to `target`, where each span has a digest.
 
-    Where the file's bytes are no contiguous run of the array, `target` is None: they are
-    read aside, decoded where they have a codec, and copied to `cell`.
+    Where the file's bytes are no contiguous run of what is wanted, `target` is None: they
+    are read aside, decoded where they have a codec, and copied to where they `go`: parts of
+    an array of that dtype and shape, each with its place.
     """
 
     key: str
     size: int  # of the whole file; with a codec, the most that it can be
     checks: tuple[tuple[int, int, str, str], ...]  # start, stop, digest, leaf path
     target: memoryview | None
-    cell: np.ndarray
+    dtype: np.dtype
+    shape: Shape
+    go: tuple[tuple[np.ndarray, _Index], ...] = ()
     offset: int = 0
     grid: Grid | None = None  # given where it has a codec
 
@@ -93,54 +118,6 @@ class _Request:
 
     nbytes: int
     make: Callable[[Lease], _Group]
-
-
-def read_record(storage: Storage, name: str) -> CommitRecord:
-    """The commit record of a step.
-
-    Raises:
-      MissingFile: there is none, so there is no such step.
-      DamagedStep: it is not what was committed.
-    """
-    return decode_record(_record_bytes(storage, name), f"{storage.root}/{name}/{COMMIT_RECORD}")
-
-
-def _record_bytes(storage: Storage, name: str) -> bytes:
-    try:
-        return storage.read(f"{name}/{COMMIT_RECORD}", LARGEST_RECORD)
-    except TruncatedFile as error:
-        raise DamagedStep(f"the commit record: {error.message}", file=error.file) from error
-
-
-def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest:
-    """The manifest of a step.
-
-    Raises:
-      DamagedStep: it is missing or not what was committed.
-    """
-    key = f"{name}/{MANIFEST}"
-    try:
-        data = storage.read(key, LARGEST_MANIFEST)
-    except (MissingFile, TruncatedFile) as error:
-        raise DamagedStep(f"the manifest: {error.message}", file=error.file) from error
-    return decode_manifest(data, record, f"{storage.root}/{key}")
-
-
-def read_both(storage: Storage, name: str) -> tuple[bytes, CommitRecord, Manifest]:
-    """The bytes of the commit record of a step, the record, and the manifest that belongs to it.
-
-    Raises:
-      MissingFile, DamagedStep: as of `read_record` and `read_manifest`.
-    """
-    while True:
-        data = _record_bytes(storage, name)
-        record = decode_record(data, f"{storage.root}/{name}/{COMMIT_RECORD}")
-        try:
-            return data, record, read_manifest(storage, name, record)
-        except DamagedStep:
-            # One that was replaced in between is not damaged: read the new one.
-            if _record_bytes(storage, name) == data:
-                raise
 
 
 class Reader:
@@ -184,81 +161,95 @@ class Reader:
             await run_threads(self._storage.read_tasks, worker, source.stop)
 
     def _requests(self, wanted: Sequence[Wanted]) -> Iterator[_Request]:
-        packed: dict[tuple[int, int], list[Wanted]] = defaultdict(list)
+        packed: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for want in wanted:
             if want.entry.grid:
                 yield self._own(want, want.entry.grid)
-            for box in want.entry.packed:
-                packed[box.pack, box.offset // self._packs[box.pack].chunk].append(want)
+            for number, box in want.packed():
+                place = (box.pack, box.offset // self._packs[box.pack].chunk)
+                packed[place].append(_Member(want, number, box))
         for (process, cell), members in packed.items():
             yield self._pack(self._packs[process], cell, members)
 
     def _own(self, want: Wanted, grid: Grid) -> _Request:
-        """A large array: a buffer of its own, and one part a chunk."""
+        """A large array: a buffer for each of its boxes, and one part a chunk."""
         entry, raw = want.entry, grid.codec == RAW
         dtype = zarr.DTYPES[entry.dtype]
         stored = math.prod(grid.chunk) * dtype.itemsize
         size = stored + zarr.CHECKSUM_BYTES if raw else zarr.longest(grid.chunk, stored, grid.codec)
-        run = raw and zarr.is_run(entry.shape, grid.chunk)
+        run = raw and zarr.is_run(entry.shape, grid.chunk) and len(want.boxes) == 1
         at_a_time = min(self._storage.read_tasks, len(grid.digests))
         aside = 0 if run else at_a_time * (stored if raw else 2 * stored + size)
         directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"
 
         def make(lease: Lease) -> _Group:
-            whole = aligned(want.nbytes).view(dtype).reshape(entry.shape)
+            buffers = [
+                aligned(extent.items(box) * dtype.itemsize)
+                .view(dtype)
+                .reshape(extent.shape_of(box))
+                for box in want.boxes
+            ]
             parts = []
             for cell, proof in zip(zarr.grid(entry.shape, grid.chunk), grid.digests, strict=True):
-                index: list[slice | EllipsisType] = [...]  # a view even without dimensions
-                index[:0] = (slice(s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
-                region = whole[tuple(index)]
+                here = tuple((s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
+                go = tuple(_places(here, want.boxes, buffers))
+                if not go:
+                    continue
+                region = go[0][0]
+                straight = raw and region.shape == cell.shape and region.flags.c_contiguous
+                nbytes = math.prod(cell.shape) * dtype.itemsize
                 parts.append(
                     _Part(
                         key=f"{directory}/{cell.key}",
                         size=size,
-                        checks=((0, region.nbytes, proof, want.path),),
-                        target=_bytes(region) if raw and region.flags.c_contiguous else None,
-                        cell=region,
+                        checks=((0, nbytes, proof, want.path),),
+                        target=_bytes(region) if straight and len(go) == 1 else None,
+                        dtype=dtype,
+                        shape=cell.shape,
+                        go=go,
                         grid=None if raw else grid,
                     )
                 )
-            return _Group({(want.leaf, entry.name): whole}, parts, lease, len(parts))
+            found = {(want.leaf, entry.name, n): buffer for n, buffer in enumerate(buffers)}
+            return _Group(found, parts, lease, len(parts))
 
         return _Request(want.nbytes + aside + want.copied, make)
 
-    def _pack(self, pack: Pack, cell: int, members: list[Wanted]) -> _Request:
+    def _pack(self, pack: Pack, cell: int, members: list[_Member]) -> _Request:
         """One chunk of a pack: a buffer that all its arrays are parts of, and one part a range."""
-        members.sort(key=lambda want: want.entry.packed[0].offset)
-        ranges = _ranges([(w.entry.packed[0].offset % pack.chunk, w.nbytes) for w in members])
+        members.sort(key=lambda member: member.box.offset)
+        ranges = _ranges([(m.box.offset % pack.chunk, m.nbytes) for m in members])
 
         def make(lease: Lease) -> _Group:
             buffer = aligned(
                 sum(-(-(stop - start) // ALIGNMENT) * ALIGNMENT for start, stop, _ in ranges)
             )
-            found: dict[tuple[int, str], np.ndarray] = {}
+            found: dict[tuple[int, str, int], np.ndarray] = {}
             parts, waiting, end = [], iter(members), 0
             for start, stop, count in ranges:
                 target = buffer[end : end + stop - start]
                 end += -(-(stop - start) // ALIGNMENT) * ALIGNMENT
                 checks = []
-                for want in itertools.islice(waiting, count):
-                    entry, box = want.entry, want.entry.packed[0]
-                    first = box.offset % pack.chunk - start
-                    checks.append((first, first + want.nbytes, box.digest, want.path))
-                    span = target[first : first + want.nbytes].view(zarr.DTYPES[entry.dtype])
-                    found[want.leaf, entry.name] = span.reshape(entry.shape)
+                for member in itertools.islice(waiting, count):
+                    want, first = member.want, member.box.offset % pack.chunk - start
+                    last = first + member.nbytes
+                    checks.append((first, last, member.box.digest, want.path))
+                    span = target[first:last].view(zarr.DTYPES[want.entry.dtype])
+                    found[want.leaf, want.entry.name, member.number] = span.reshape(member.shape)
                 parts.append(
                     _Part(
                         key=f"{self._name}/{PACKS}/{pack.process}/c.{cell}",
                         size=pack.chunk + zarr.CHECKSUM_BYTES,
                         checks=tuple(checks),
                         target=_bytes(target),
-                        cell=target,
+                        dtype=target.dtype,
+                        shape=target.shape,
                         offset=start,
                     )
                 )
             return _Group(found, parts, lease, len(parts))
 
-        copied = sum(want.copied for want in members)
+        copied = sum(member.want.copied for member in members)
         return _Request(sum(stop - start + ALIGNMENT for start, stop, _ in ranges) + copied, make)
 
     def _fill(self, part: _Part) -> None:
@@ -280,19 +271,33 @@ class Reader:
         if wrong is not None:
             raise DamagedStep("the bytes read are not the bytes saved", leaf=wrong, file=file)
         if part.target is None:
-            part.cell[...] = np.frombuffer(target, part.cell.dtype).reshape(part.cell.shape)
+            cell = np.frombuffer(target, part.dtype).reshape(part.shape)
+            for region, index in part.go:
+                region[...] = cell[index]
 
     def _read(self, part: _Part) -> memoryview:
         """The bytes of a part, in its target if it has one."""
         if part.grid is not None:
             data = self._storage.read(part.key, part.size)
-            cell, grid = part.cell, part.grid
-            return _bytes(codec.decode(data, cell.shape, cell.dtype, grid.chunk, grid.codec))
+            grid = part.grid
+            return _bytes(codec.decode(data, part.shape, part.dtype, grid.chunk, grid.codec))
         target = part.target
         if target is None:
-            target = _bytes(np.empty(part.cell.shape, part.cell.dtype))
+            target = _bytes(np.empty(part.shape, part.dtype))
         self._storage.read_into(part.key, target, offset=part.offset, size=part.size)
         return target
+
+
+def _places(
+    cell: Extent, boxes: Sequence[Extent], buffers: Sequence[np.ndarray]
+) -> Iterator[tuple[np.ndarray, _Index]]:
+    """What of the buffers of boxes a chunk fills, each with the part of the chunk that it is."""
+    for box, buffer in zip(boxes, buffers, strict=True):
+        common = extent.meet(cell, box)
+        if common is not None:
+            # With an ellipsis it is a view even without dimensions.
+            here: _Index = (*extent.inside(common, box), ...)
+            yield buffer[here], (*extent.inside(common, cell), ...)
 
 
 def _ranges(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:

@@ -1,0 +1,63 @@
+"""Reading a commit record and the manifest that belongs to it."""
+
+from __future__ import annotations
+
+from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
+from ckptmgr.format.manifest import (
+    LARGEST_MANIFEST,
+    LARGEST_RECORD,
+    CommitRecord,
+    Manifest,
+    decode_manifest,
+    decode_record,
+)
+from ckptmgr.format.step import COMMIT_RECORD, MANIFEST
+from ckptmgr.storage.base import Storage
+
+
+def read_record(storage: Storage, name: str) -> CommitRecord:
+    """The commit record of a step.
+
+    Raises:
+      MissingFile: there is none, so there is no such step.
+      DamagedStep: it is not what was committed.
+    """
+    return decode_record(_record_bytes(storage, name), f"{storage.root}/{name}/{COMMIT_RECORD}")
+
+
+def _record_bytes(storage: Storage, name: str) -> bytes:
+    try:
+        return storage.read(f"{name}/{COMMIT_RECORD}", LARGEST_RECORD)
+    except TruncatedFile as error:
+        raise DamagedStep(f"the commit record: {error.message}", file=error.file) from error
+
+
+def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest:
+    """The manifest of a step.
+
+    Raises:
+      DamagedStep: it is missing or not what was committed.
+    """
+    key = f"{name}/{MANIFEST}"
+    try:
+        data = storage.read(key, LARGEST_MANIFEST)
+    except (MissingFile, TruncatedFile) as error:
+        raise DamagedStep(f"the manifest: {error.message}", file=error.file) from error
+    return decode_manifest(data, record, f"{storage.root}/{key}")
+
+
+def read_both(storage: Storage, name: str) -> tuple[bytes, CommitRecord, Manifest]:
+    """The bytes of the commit record of a step, the record, and the manifest that belongs to it.
+
+    Raises:
+      MissingFile, DamagedStep: as of `read_record` and `read_manifest`.
+    """
+    while True:
+        data = _record_bytes(storage, name)
+        record = decode_record(data, f"{storage.root}/{name}/{COMMIT_RECORD}")
+        try:
+            return data, record, read_manifest(storage, name, record)
+        except DamagedStep:
+            # One that was replaced in between is not damaged: read the new one.
+            if _record_bytes(storage, name) == data:
+                raise
