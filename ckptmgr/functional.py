@@ -179,6 +179,8 @@ def load_async(  # as load
     """As `load`, but returns at once a future of the tree."""
     storage, name = _place(path)
     request = make_request(like, **options)
+    if request.broadcast:
+        raise InvalidOption("broadcast is a manager's: CheckpointManager(...).restore()")
     registry, limit = Registry(handlers), limiter(in_flight_bytes)
     service = Service(storage, _Books(storage), Coordinator(), max_pending=0, writer=False)
     future = LoadFuture(None, service.dispatch)

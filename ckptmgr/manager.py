@@ -16,8 +16,9 @@ from typing import Self, TypeVar, get_args
 
 import anyio.to_thread
 
-from ckptmgr.cadence import Cadence, Offer, OnPreemption
+from ckptmgr.cadence import Cadence, Offer, OnPreemption, WhenIdle
 from ckptmgr.catalog import Catalog
+from ckptmgr.distributed.ahead import Ahead
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, EarlierSaveFailed, ManagerClosed, StepExists
 from ckptmgr.failures import Failures
@@ -134,6 +135,9 @@ class CheckpointManager(Run):
         self._end.atexit = False  # the service sees to that itself, before jax goes
         if self._listens:
             self._preemption.listen()
+        self._ahead: Ahead | None = None
+        if self._coordinator.count > 1 and when is not None and when.includes(WhenIdle):
+            self._ahead = Ahead(self._coordinator, self._service.topic, first=True)
 
     # Saving
 
@@ -232,8 +236,7 @@ class CheckpointManager(Run):
         Returns and raises what `save` does; None where nothing was due.
         """
         number = parse_step(step)
-        known = number in self._catalog.steps or number in self._service.pending()
-        if not (self.should_save(number) or (force and not known)):
+        if not (self.should_save(number) or (force and self._is_new(number))):
             return None
         try:
             future = self.save(
@@ -246,16 +249,28 @@ class CheckpointManager(Run):
             self._preemption.answer()
         return future
 
+    def _is_new(self, step: int) -> bool:
+        """Whether a step is neither committed nor queued, as process 0 sees it."""
+
+        def say() -> bytes:
+            known = step in self._catalog.steps or step in self._service.pending()
+            return b"no" if known else b"yes"
+
+        return self._coordinator.follow(f"{self._service.topic}/new/{step}", say) == b"yes"
+
     def should_save(self, step: int) -> bool:
         """Whether `when` asks for this step. One at or below the newest known is never due."""
         number = parse_step(step)
         self._check_writable()
         preempted = self._preemption.reached(number) if self._listens else False
         pending = self._service.pending()
-        if number <= max([*self._catalog.steps, *pending], default=-1):
-            return False
-        offer = Offer(number, idle=not pending, preempted=preempted)
-        return self._when is None or self._when.due(offer)
+        idle = self._ahead.at(number) if self._ahead else not pending
+        due = number > max([*self._catalog.steps, *pending], default=-1) and (
+            self._when is None or self._when.due(Offer(number, idle=idle, preempted=preempted))
+        )
+        if self._ahead:
+            self._ahead.announce(number, following=not (due or pending))
+        return due
 
     @property
     def preempted(self) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, Unpack
 
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import NoSuchStep
+from ckptmgr.distributed.coordinator import Coordinator
+from ckptmgr.errors import CheckpointError, InvalidOption, NoSuchStep, ProcessesDiffer
 from ckptmgr.format.step import StepInfo, parse_step, step_name
 from ckptmgr.future import LoadFuture
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
 from ckptmgr.options import require
 from ckptmgr.pipeline import restore
-from ckptmgr.pipeline.request import LoadOptions, make_request
+from ckptmgr.pipeline.request import LoadOptions, Request, make_request
 from ckptmgr.retention import Verdict, ranked
 from ckptmgr.service import Service
 from ckptmgr.storage.base import Storage
@@ -28,6 +30,7 @@ class Run:
     _limiter: ByteLimiter
     _catalog: Catalog
     _service: Service
+    _coordinator: Coordinator
     _read_only: bool
 
     def restore(
@@ -43,7 +46,10 @@ class Run:
           like: a tree of the saved structure, or of ShapeDtypeStructs: each leaf takes
             its type, dtype and sharding. None: as it was saved, jax arrays with their
             saved sharding where the devices allow it.
-          options: select=, shardings=, mesh=, casting=, resize=; see LoadOptions.
+          options: select=, shardings=, mesh=, casting=, resize=, broadcast=; see LoadOptions.
+
+        With several processes all must call it, unless the manager is read-only: they restore
+        the same step, and if one cannot, all raise.
 
         Raises:
           NoSuchStep: there is no such step, or none at all.
@@ -51,12 +57,58 @@ class Run:
           DamagedStep: bytes are missing or are not those that were saved.
           UndecodableLeaf: a handler or a registered class refuses what it stored.
         """
-        future = self.restore_async(step, like, **options)
+        return self._restore(self._choose(step), like, options)[1]
+
+    def _choose(self, step: int | Literal["newest"]) -> int | None:
+        """The step to restore, process 0's choice for all; None where nothing is committed."""
+        newest = isinstance(step, str) and step == "newest"
+        wanted = "newest" if newest else parse_step(step)
+
+        def decide(said: Sequence[bytes]) -> bytes:
+            for process, other in enumerate(said):
+                if other != said[0]:
+                    raise ProcessesDiffer(
+                        f"process 0 restores step {said[0].decode()}, process {process} step "
+                        f"{other.decode()}",
+                        process=process,
+                    )
+            chosen = max(self._look().steps, default=None) if newest else wanted
+            return str(chosen).encode()
+
+        said = self._agree("restore", str(wanted).encode(), decide).decode()
+        return None if said == "None" else int(said)
+
+    def _agree(
+        self,
+        topic: str,
+        report: bytes | CheckpointError,
+        decide: Callable[[Sequence[bytes]], bytes],
+    ) -> bytes:
+        """Decide for all processes; a reader decides for itself."""
+        if self._read_only and isinstance(report, bytes):
+            return decide([report])
+        return self._coordinator.agree(f"{self._service.topic}/{topic}", report, decide)
+
+    def _restore(self, step: int | None, like: object, options: LoadOptions) -> tuple[int, Any]:
+        """Restore a step in all processes, or in none."""
+        request = make_request(like, **options)
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()
+            if request.broadcast and self._read_only:
+                raise InvalidOption("broadcast needs a manager that is not read-only")
+            future = self._load(step, request)
+            try:
+                found = future.result()
+            except BaseException:
+                future.cancel()
+                raise
+            sent = found.to_send if isinstance(found, restore.Unfinished) else b""
+        except CheckpointError as error:
+            if self._coordinator.count > 1 and not self._read_only:
+                self._agree("restored", error, _all_sent)
             raise
+        self._agree("restored", sent, _all_sent)
+        assert future.step is not None
+        return future.step, found.finish() if isinstance(found, restore.Unfinished) else found
 
     def restore_async(
         self,
@@ -64,9 +116,19 @@ class Run:
         like: object = None,
         **options: Unpack[LoadOptions],
     ) -> LoadFuture:
-        """Begin to restore; returns at once a future of the tree. Arguments as for `restore`."""
+        """Begin to restore; returns at once a future of the tree. Arguments as for `restore`.
+
+        Each process restores by itself and hears of its own errors only, so not by broadcast.
+        """
         wanted = None if isinstance(step, str) and step == "newest" else parse_step(step)
         request = make_request(like, **options)
+        if options.get("broadcast", False):
+            raise InvalidOption(
+                "broadcast belongs into the thread that trains: use restore() or resume()"
+            )
+        return self._load(wanted, request)
+
+    def _load(self, wanted: int | None, request: Request) -> LoadFuture:
         info = self._look().find(wanted)
         future = LoadFuture(info.step, self._service.dispatch)
 
@@ -92,16 +154,8 @@ class Run:
 
         Blocks and raises like `restore`. A step that is named must be there.
         """
-        if isinstance(step, str) and step == "newest" and not self._look().steps:
-            return parse_step(default_step), like
-        future = self.restore_async(step, like, **options)
-        try:
-            tree: T = future.result()
-        except BaseException:
-            future.cancel()
-            raise
-        assert future.step is not None
-        return future.step, tree
+        first, wanted = parse_step(default_step), self._choose(step)
+        return (first, like) if wanted is None else self._restore(wanted, like, options)
 
     # Looking
 
@@ -145,5 +199,12 @@ class Run:
         """The catalog, read anew where another process writes."""
         if self._read_only:
             self._service.check_open()
+        if self._read_only or self._coordinator.index:
             self._catalog.refresh()
         return self._catalog
+
+
+def _all_sent(said: Sequence[bytes]) -> bytes:
+    if len(set(said)) > 1:
+        raise ProcessesDiffer("the processes do not restore the same: like= or shardings= differ")
+    return b""

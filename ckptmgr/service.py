@@ -13,7 +13,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -68,6 +68,7 @@ class Service:
         self._changed = threading.Condition()
         self._snapshots = threading.Lock()
         self._queue: deque[SaveJob] = deque()
+        self._asked: Counter[str] = Counter()  # how often each step was saved where others follow
         self._active: SaveJob | None = None
         self._loads: set[LoadFuture] = set()
         self._closing = False
@@ -112,10 +113,12 @@ class Service:
           StepExists: a save of that name waits or runs, and this one does not overwrite.
           ManagerClosed: the service no longer takes any.
         """
+        if on_busy != "wait" and self._coordinator.count > 1:
+            return self._admit_as_told(job, on_busy)
         with self._changed:
             while True:
                 self._refuse(job)
-                if len(self._queue) + (self._active is not None) <= self._max_pending:
+                if self._has_room():
                     break
                 if on_busy == "skip":
                     return False
@@ -123,8 +126,40 @@ class Service:
                     self._queue[0].future.cancel()  # its wakeup takes it out of the queue
                 else:
                     self._changed.wait()
-            job.future.add_wakeup(self._ended)  # first: another thread may replace it at once
-            self._queue.append(job)
+            self._append(job)
+        return True
+
+    def _has_room(self) -> bool:
+        return len(self._queue) + (self._active is not None) <= self._max_pending
+
+    def _append(self, job: SaveJob) -> None:
+        job.future.add_wakeup(self._ended)  # first: another thread may replace it at once
+        self._queue.append(job)
+
+    def _admit_as_told(self, job: SaveJob, on_busy: OnBusy) -> bool:
+        """As process 0 says, for how far each one is with its saves is its own."""
+        with self._changed:
+            self._refuse(job)
+
+        def say() -> bytes:
+            with self._changed:
+                if self._has_room():
+                    return b"go"
+                if on_busy == "skip":
+                    return b"skip"
+                self._changed.wait_for(lambda: self._queue or self._has_room())
+                return b"go" if self._has_room() else self._queue[0].name.encode()
+
+        self._asked[job.name] += 1
+        topic = f"{self.topic}/busy/{job.name}/{self._asked[job.name]}"
+        told = self._coordinator.follow(topic, say).decode()
+        if told == "skip":
+            return False
+        with self._changed:
+            for other in [other for other in [self._active, *self._queue] if other is not None]:
+                if other.name == told:
+                    other.future.cancel()
+            self._append(job)
         return True
 
     def _refuse(self, job: SaveJob) -> None:
@@ -145,6 +180,11 @@ class Service:
         job.future.cancel()
         with self._changed:
             self._changed.wait_for(lambda: job is not self._active)
+
+    @property
+    def topic(self) -> str:
+        """What the processes call this directory when they agree."""
+        return self._saver.topic
 
     def tell(self, job: SaveJob) -> None:
         """Have the other processes told, in its turn, that this one has a fault in place of a save.

@@ -92,6 +92,8 @@ class Coordinator:
     def follow(self, topic: str, say: Callable[[], bytes]) -> bytes:
         """What process 0 says; it does not wait for the others. Blocks them until it has.
 
+        A topic is for one such word at a time.
+
         Raises:
           ProcessSilent: it has not within the timeout.
         """
@@ -112,6 +114,15 @@ class Coordinator:
         return found
 
 
+def _wait(client: Client, key: str, deadline: float, stopped: Callable[[], bool]) -> bytes | None:
+    """A value; None where it is not there by the deadline or no longer wanted."""
+    while True:
+        left = 0.0 if stopped() else max(deadline - time.monotonic(), 0.0)
+        found = client.get(key, min(left, _SLICE_SECONDS))
+        if found is not None or not left:
+            return found
+
+
 @dataclass(slots=True)
 class _Round:
     """One round, as one process sees it."""
@@ -123,16 +134,6 @@ class _Round:
     stopped: Callable[[], bool]
     error: CheckpointError | None = None  # why process 0 could not decide
 
-    def _wait(self, key: str, deadline: float) -> bytes | None:
-        """A value; None where it is not there by the deadline or no longer wanted."""
-        while True:
-            left = deadline - time.monotonic()
-            if self.stopped():
-                left = 0.0
-            found = self.client.get(key, max(min(left, _SLICE_SECONDS), 0.0))
-            if found is not None or left <= 0:
-                return found
-
     def _answer_key(self, process: int, name: str) -> str:
         return f"{self.topic}/{process}/{name}"
 
@@ -143,7 +144,7 @@ class _Round:
         here = self.client.index
         mailbox, answer = f"{self.topic}/{here}", self._answer_key(here, self.mine.nonce)
         self.client.put(mailbox, message.encode(self.mine))
-        found = self._wait(answer, deadline)
+        found = _wait(self.client, answer, deadline, self.stopped)
         if found is not None:
             self.client.delete(answer)
             return message.decode(found)
@@ -207,7 +208,7 @@ class _Round:
         """The report of a process for this step, or why there is none."""
         mailbox = f"{self.topic}/{process}"
         behind: int | None = None
-        while (data := self._wait(mailbox, deadline)) is not None:
+        while (data := _wait(self.client, mailbox, deadline, self.stopped)) is not None:
             found = message.decode(data)
             if found.step > self.mine.step:
                 return _differ(process, self.mine.step, found.step)

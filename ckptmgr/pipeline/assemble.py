@@ -15,13 +15,14 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from ckptmgr.errors import UndecodableLeaf
 from ckptmgr.format.manifest import ArrayEntry, Manifest
 from ckptmgr.format.zarr import DTYPES, NAMES, Shape
 from ckptmgr.future import LoadFuture, Progress
 from ckptmgr.pipeline import extent
+from ckptmgr.pipeline.broadcast import Sent, broadcast, can_send, replicas, to_bits
 from ckptmgr.pipeline.extent import Extent
 from ckptmgr.pipeline.forms import python_value
 from ckptmgr.pipeline.match import Goal, Placement
@@ -37,7 +38,8 @@ class _Target(NamedTuple):
     """What becomes of an array: where it goes, and what of the saved one that takes.
 
     `devices`: the parts that this process will have, in the shape that is asked for, each
-    with its devices; None where it will have the array whole.
+    with its devices; None where it will have the array whole. `axis`: the one of its mesh
+    along which it is broadcast; who does not read it needs no boxes.
     """
 
     place: Placement
@@ -45,6 +47,7 @@ class _Target(NamedTuple):
     dtype: np.dtype
     devices: Mapping[Extent, Sequence[Any]] | None
     boxes: tuple[Extent, ...]
+    axis: str | None = None
 
 
 @dataclass(slots=True)
@@ -77,11 +80,14 @@ class Assembly:
         self._future = future
         self._arrays: dict[int, dict[str, Array]] = defaultdict(dict)
         self._mutex = threading.Lock()
+        self._sent: dict[tuple[int, str], Sent] = {}
         self._targets = {
             (number, array.name): _target(self._place_of(number, array.name), array)
             for number in self._goals
             for array in manifest.leaves[number].arrays
         }
+        if request.broadcast:
+            self._share_reading(None if request.broadcast is True else request.broadcast)
         self.wanted = wanted = self._wanted()
         self._pieces = {
             (want.leaf, want.entry.name): _pieces(want)
@@ -93,6 +99,40 @@ class Assembly:
             leaves_done=len(goals) - len({want.leaf for want in wanted}),
             leaves_total=len(goals),
         )
+
+    def _share_reading(self, axis: str | None) -> None:
+        """Leave to the first replica what the others will have from it."""
+        sendable = {
+            key: target.place.sharding
+            for key, target in self._targets.items()
+            if isinstance(target.place.sharding, NamedSharding)
+            and target.devices is not None
+            and 0 not in target.shape
+            and can_send(target.dtype)
+        }
+        here = self._request.processes.index
+        chosen = replicas(list(sendable.values()), axis, here)
+        for key, sharding in sendable.items():
+            target, replica = self._targets[key], chosen[sharding.mesh]
+            boxes = target.boxes if replica.reads else ()
+            self._targets[key] = target._replace(axis=replica.axis, boxes=boxes)
+            parts = target.devices or {}
+            self._sent[key] = Sent(target.shape, target.dtype, sharding, replica.axis, parts, [])
+
+    def broadcast(self) -> None:
+        """Send what was read for others, and take what they did. In the caller's thread."""
+        keys = sorted(self._sent)
+        for (number, name), array in zip(
+            keys, broadcast([self._sent[key] for key in keys]), strict=True
+        ):
+            self._arrays[number][name] = array
+
+    def to_send(self) -> list[tuple[int, str, Shape, str, str]]:
+        """What all processes must agree on before they broadcast."""
+        return [
+            (*key, sent.shape, sent.dtype.name, f"{sent.sharding.spec}, {sent.axis}")
+            for key, sent in sorted(self._sent.items())
+        ]
 
     def _place_of(self, number: int, name: str) -> Placement:
         return self._goals[number].places.get(name, _ON_HOST)
@@ -123,7 +163,7 @@ class Assembly:
         wanted = {(want.leaf, want.entry.name) for want in self.wanted}
         empty: list[tuple[int, str, Boxes]] = []
         for (number, name), target in self._targets.items():
-            if (number, name) not in wanted:
+            if (number, name) not in wanted and target.axis is None:
                 entry = next(a for a in self._manifest.leaves[number].arrays if a.name == name)
                 dtype = DTYPES[entry.dtype]
                 boxes = {box: np.empty(extent.shape_of(box), dtype) for box in target.boxes}
@@ -212,6 +252,7 @@ class Assembly:
             for part, holders in target.devices.items():
                 source = boxes[extent.clipped(part, self._saved_shape(number, name))]
                 ready = _ready(source, target.dtype, extent.shape_of(part))
+                ready = ready if target.axis is None else to_bits(ready)
                 parts += [ready] * len(holders)
                 devices += holders
             counts.append(len(parts) - before)
@@ -219,6 +260,9 @@ class Assembly:
         for (number, name, _), count in zip(arrays, counts, strict=True):
             target = self._targets[number, name]
             assert target.place.sharding is not None
+            if target.axis is not None:
+                self._sent[number, name].bits.extend(next(placed) for _ in range(count))
+                continue
             self._arrays[number][name] = jax.make_array_from_single_device_arrays(
                 target.shape,
                 target.place.sharding,

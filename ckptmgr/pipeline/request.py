@@ -26,6 +26,7 @@ class Request:
       shardings: where the caller wants them.
       casting: NumPy's word for what dtypes may become.
       resize: whether arrays are padded with zeros, or cut, to the shape of `like`.
+      broadcast: whether one replica reads for all, along which mesh axis.
     """
 
     like: Like | None
@@ -37,6 +38,7 @@ class Request:
     default_device: jax.Device | str | None
     x64: bool
     processes: Processes
+    broadcast: str | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ class LoadOptions(TypedDict, total=False):
       mesh: lets PartitionSpecs stand for Shardings, and puts the saved ones on it.
       casting: which dtypes may become which, in NumPy's words; "same_kind" by default.
       resize: pad with zeros, or cut at the end, what is not of the shape of `like`.
+      broadcast: with several processes, only those of the first replica read the arrays that
+        lie on devices of all; the others get them from it. True finds the mesh axis along
+        which they are the same, or it is named. Every process must restore the same.
     """
 
     select: object
@@ -68,6 +73,7 @@ class LoadOptions(TypedDict, total=False):
     mesh: Mesh | None
     casting: str
     resize: bool
+    broadcast: str | bool
 
 
 def make_request(
@@ -78,6 +84,7 @@ def make_request(
     mesh: Mesh | None = None,
     casting: object = "same_kind",
     resize: bool = False,
+    broadcast: str | bool = False,
 ) -> Request:
     """The request for these arguments, checked as far as they go without the checkpoint.
 
@@ -87,6 +94,9 @@ def make_request(
     """
     if resize and like is None:
         raise InvalidOption("resize takes its shapes from like=, which is missing")
+    if not isinstance(broadcast, str | bool):
+        raise InvalidOption(f"broadcast is a bool or the name of a mesh axis, not {broadcast!r}")
+    here = Processes(jax.process_index(), jax.process_count())
     target = None
     if like is not None:
         leaves, treedef = structure.flatten(like)
@@ -100,5 +110,6 @@ def make_request(
         devices=tuple(jax.devices()),
         default_device=jax.config.jax_default_device,  # type: ignore[attr-defined]  # made at run time
         x64=bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]  # made at run time
-        processes=Processes(jax.process_index(), jax.process_count()),
+        processes=here,
+        broadcast=broadcast if here.count > 1 else False,
     )

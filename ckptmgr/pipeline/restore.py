@@ -6,16 +6,21 @@ buffers arrive, many in one call to jax; the leaves are made of them at the end.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import anyio.to_thread
 import jax
+import msgspec
 
 from ckptmgr.errors import DamagedStep, MissingFile, NoSuchStep
+from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.future import LoadFuture
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.assemble import Assembly
+from ckptmgr.pipeline.broadcast import READ_DURATION
 from ckptmgr.pipeline.forms import describe
 from ckptmgr.pipeline.match import match
 from ckptmgr.pipeline.read import Reader
@@ -34,6 +39,8 @@ async def load(
     future: LoadFuture,
 ) -> object:
     """Read the step `name` and make the tree that was asked for; tells `future` on the way.
+
+    Returns the tree; an Unfinished one where it is to be broadcast.
 
     Raises:
       NoSuchStep: there is no commit record of that name.
@@ -79,8 +86,11 @@ async def _load(
     matched = await anyio.to_thread.run_sync(match, manifest, request, registry)
     assembly = Assembly(manifest, matched.goals, request, future)
     assembly.without_bytes()
-    reader = Reader(storage, name, manifest.packs, limiter)
+    reader, began = Reader(storage, name, manifest.packs, limiter), time.perf_counter()
     await reader.read(assembly.wanted, assembly.deliver)
+    if request.broadcast:
+        jax.monitoring.record_event_duration_secs(READ_DURATION, time.perf_counter() - began)
+        return Unfinished(assembly, matched.tree)
 
     def finish() -> object:
         # Code of users runs here: as jax is set in their thread, and aside from the loop.
@@ -88,6 +98,24 @@ async def _load(
             return matched.tree(assembly.finish())
 
     return await anyio.to_thread.run_sync(finish)
+
+
+class Unfinished:
+    """A tree of which this process has read its share; the rest comes by broadcast."""
+
+    def __init__(self, assembly: Assembly, tree: Callable[[Mapping[int, object]], object]) -> None:
+        self._assembly = assembly
+        self._tree = tree
+
+    @property
+    def to_send(self) -> bytes:
+        """What is to be broadcast; it must be equal in all processes."""
+        return digest(msgspec.json.encode(self._assembly.to_send())).encode()
+
+    def finish(self) -> object:
+        """Broadcast, and make the tree. Every process calls it, in the thread that trains."""
+        self._assembly.broadcast()
+        return self._tree(self._assembly.finish())
 
 
 def look(storage: Storage, name: str, registry: Registry) -> object:
