@@ -49,6 +49,7 @@ class SaveJob:
     handover: Handover
     kept: Merge | None = None
     contents: Mapping[int, str] = field(default_factory=dict)  # of leaves that all must have equal
+    replaceable: bool = False  # a later save may take its place in the queue
     fault: CheckpointError | None = None  # why this process cannot save; the others are told
     scope: anyio.CancelScope | None = field(default=None)
 

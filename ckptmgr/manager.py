@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -135,6 +136,7 @@ class CheckpointManager(Run):
         self._end.atexit = False  # the service sees to that itself, before jax goes
         if self._listens:
             self._preemption.listen()
+        self._forced: Counter[int] = Counter()
         self._ahead: Ahead | None = None
         if self._coordinator.count > 1 and when is not None and when.includes(WhenIdle):
             self._ahead = Ahead(self._coordinator, self._service.topic, first=True)
@@ -256,7 +258,9 @@ class CheckpointManager(Run):
             known = step in self._catalog.steps or step in self._service.pending()
             return b"no" if known else b"yes"
 
-        return self._coordinator.follow(f"{self._service.topic}/new/{step}", say) == b"yes"
+        self._forced[step] += 1
+        topic = f"{self._service.topic}/new/{step}/{self._forced[step]}"
+        return self._coordinator.follow(topic, say) == b"yes"
 
     def should_save(self, step: int) -> bool:
         """Whether `when` asks for this step. One at or below the newest known is never due."""

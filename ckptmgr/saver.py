@@ -87,7 +87,10 @@ class Saver:
         """
         try:
             return await self._save(job)
-        except CheckpointError:
+        except CheckpointError as error:
+            late = error.step is not None and error.step > (job.future.step or 0)
+            if late and job.replaceable and isinstance(error, ProcessesDiffer):
+                job.future.cancel()  # process 0 has gone on without it: it was replaced there
             if job.future.cancelled():
                 return None
             raise
@@ -137,25 +140,27 @@ class Saver:
 
     async def _begin(self, job: SaveJob, attempt: Attempt) -> str:
         """Agree on what is to be saved; the name of the attempt that all write into."""
-        plan = job.planned.plan
-        intent = reports.intent(job.name, plan, job.contents, replace=job.replace)
-        report = job.fault or self._no_space(job) or msgspec.msgpack.encode(intent)
+        report = await outcome_of(self._intent(job), "save", job.future.step)
         shared = await self._agree(job, "begin", report, partial(self._same, attempt))
         if shared == _DIFFERENT:
-            table = msgspec.msgpack.encode(reports.table(plan, job.contents))
+            table = msgspec.msgpack.encode(reports.table(job.planned.plan, job.contents))
             await self._agree(job, "differ", table, _refuse)
         return shared.decode()
 
-    def _no_space(self, job: SaveJob) -> CheckpointError | None:
-        """Why there is no room for the step, as process 0 sees it."""
+    async def _intent(self, job: SaveJob) -> bytes:
+        """What to report, where there is nothing against it."""
+        if job.fault is not None:
+            raise job.fault
+        plan = job.planned.plan
         free = self._storage.free_bytes() if self.leads else None
-        needed = job.planned.plan.least_nbytes
-        if free is None or free >= needed:
-            return None
-        return NoSpace(
-            f"the step needs {needed} bytes and {free} are free; free some, or keep fewer steps",
-            file=self._storage.root,
-        )
+        if free is not None and free < plan.least_nbytes:
+            raise NoSpace(
+                f"the step needs {plan.least_nbytes} bytes and {free} are free; free some, or "
+                "keep fewer steps",
+                file=self._storage.root,
+            )
+        found = reports.intent(job.name, plan, job.contents, replace=job.replace)
+        return msgspec.msgpack.encode(found)
 
     def _same(self, attempt: Attempt, said: Sequence[bytes]) -> bytes:
         intents = {reports.decode_intent(data) for data in said}

@@ -151,6 +151,7 @@ class Service:
                 return b"go" if self._has_room() else self._queue[0].name.encode()
 
         self._asked[job.name] += 1
+        job.replaceable = on_busy == "replace"
         topic = f"{self.topic}/busy/{job.name}/{self._asked[job.name]}"
         told = self._coordinator.follow(topic, say).decode()
         if told == "skip":

@@ -25,7 +25,7 @@ class Ahead:
     def __init__(self, coordinator: Coordinator, topic: str, *, first: bool) -> None:
         self._coordinator = coordinator
         self._topic = topic
-        self._step: int | None = None
+        self._step = -1
         self._now = first
         self._next: Future[bytes] | None = None
 
@@ -37,13 +37,13 @@ class Ahead:
         Raises:
           ProcessSilent: it was not within the timeout.
         """
-        if step != self._step and self._next is not None:
+        if step > self._step and self._next is not None:
             self._now = self._next.result() == b"yes"
         return self._now
 
     def announce(self, step: int, *, following: bool) -> None:
-        """What process 0 decides at a step for the one after it; once for each step."""
-        if step == self._step:
+        """What process 0 decides at a step for the one after it; once, and never going back."""
+        if step <= self._step:
             return
         self._step = step
         self._next = Future()

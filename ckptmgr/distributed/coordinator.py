@@ -23,6 +23,7 @@ from ckptmgr.format.step import nonce
 
 SECONDS = 600.0
 _SLICE_SECONDS = 0.2  # how long a wait goes without looking whether it is still wanted
+_GRACE_SECONDS = 2.0
 _MARGIN = 1.1  # process 0 gives up first, so that the others hear from it why
 
 
@@ -83,10 +84,13 @@ class Coordinator:
             answer = round_.lead(time.monotonic() + self._timeout, decide)
         if answer.fault is None:
             return answer.body
-        if isinstance(report, CheckpointError):
+        mine_alone = round_.error is not None or answer.fault.process == self.index
+        if isinstance(report, CheckpointError) and mine_alone:
             raise report
         error = round_.error or answer.fault.error()
         error.process = None if error.process == self.index else error.process
+        if isinstance(report, CheckpointError):
+            raise error from report  # all raise the same, though this one has one of its own
         raise error
 
     def follow(self, topic: str, say: Callable[[], bytes]) -> bytes:
@@ -132,7 +136,7 @@ class _Round:
     mine: Message
     once: bool
     stopped: Callable[[], bool]
-    error: CheckpointError | None = None  # why process 0 could not decide
+    error: CheckpointError | None = None  # of this process itself: it heard of nobody else's
 
     def _answer_key(self, process: int, name: str) -> str:
         return f"{self.topic}/{process}/{name}"
@@ -150,12 +154,15 @@ class _Round:
             return message.decode(found)
         if not self.stopped():
             self.client.delete(mailbox)
-            return self._failed(ProcessSilent(
-                "process 0 has not answered in time: it does something else, or is gone",
-                step=self.mine.step, process=0,
-            ))  # fmt: skip
+            self.error = _silent(0, self.mine.step)
+            return self._failed(self.error)
         given_up = self._failed(_given_up(here))
         self.client.put(mailbox, message.encode(given_up))  # the others need not wait for it
+        # Where process 0 has decided already it counts on this process, which must know.
+        found = self.client.get(answer, _GRACE_SECONDS)
+        if found is not None:
+            return message.decode(found)
+        self.error = _given_up(here)
         return given_up
 
     def _failed(self, error: CheckpointError) -> Message:
@@ -175,6 +182,7 @@ class _Round:
                 reports[process] = found
             else:
                 missing[process] = found
+        self._take(reports)
         answer = self._decide(reports, missing, decide)
         told = range(1, self.client.count) if self.once else reports
         for process in told:
@@ -182,6 +190,15 @@ class _Round:
                 name = self.mine.nonce if self.once else reports[process].nonce
                 self.client.put(self._answer_key(process, name), message.encode(answer))
         return answer
+
+    def _take(self, reports: dict[int, Message]) -> None:
+        """Empty the mailboxes. A report may have been taken back while others were waited for."""
+        for process in [process for process in reports if process]:
+            mailbox = f"{self.topic}/{process}"
+            data = self.client.get(mailbox, 0)
+            if data is not None:
+                reports[process] = message.decode(data)
+                self.client.delete(mailbox)
 
     def _decide(
         self,
@@ -212,19 +229,23 @@ class _Round:
             found = message.decode(data)
             if found.step > self.mine.step:
                 return _differ(process, self.mine.step, found.step)
-            self.client.delete(mailbox)
             if found.step == self.mine.step:
                 return found
+            self.client.delete(mailbox)
             behind = found.step
             late = self._failed(_differ(process, self.mine.step, behind))
             self.client.put(self._answer_key(process, found.nonce), message.encode(late))
         if behind is not None:
             return _differ(process, self.mine.step, behind)
-        return ProcessSilent(
-            f"process {process} has not come along in time: it does something else, or is gone",
-            step=self.mine.step,
-            process=process,
-        )
+        return _silent(process, self.mine.step)
+
+
+def _silent(process: int, step: int) -> ProcessSilent:
+    return ProcessSilent(
+        f"process {process} has not come along in time: it does something else, or is gone",
+        step=step,
+        process=process,
+    )
 
 
 def _differ(process: int, ours: int, theirs: int) -> ProcessesDiffer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ckptmgr import errors
-from ckptmgr.errors import CheckpointError
+from ckptmgr.errors import CheckpointError, ProcessesDiffer
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -44,6 +44,8 @@ class Message(msgspec.Struct, frozen=True):
 def fault(error: CheckpointError, process: int | None) -> Fault:
     """An error as it crosses; where it does not say which process failed, it was `process`."""
     about = process if error.process is None else error.process
+    if isinstance(error, ProcessesDiffer):
+        about = error.process  # it may be about all of them
     name = type(error).__name__
     return Fault(name, error.message, error.step, error.leaf, error.file, about)
 

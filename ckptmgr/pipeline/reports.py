@@ -32,6 +32,7 @@ from ckptmgr.format.scalar import JSON
 from ckptmgr.pipeline.plan import Plan, Planned
 
 _SHOWN: Final = 5
+_LONG: Final = 200
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -92,7 +93,13 @@ def _without_private(node: Node, ranks: Mapping[int, int]) -> Node:
 
 def table(plan: Plan, found: Mapping[int, str]) -> dict[str, str]:
     """What each leaf is, for people; said only where processes differ."""
-    described = {"": f"a tree of the structure {digest(msgspec.json.encode(_shared(plan)))[:8]}"}
+    structure = msgspec.json.encode(_shared(plan)).decode()
+    shown = (
+        structure
+        if len(structure) <= _LONG
+        else f"{structure[:_LONG]}... ({digest(structure.encode())[:8]})"
+    )
+    described = {"": f"the structure {shown}"}
     for leaf, path in enumerate(plan.paths):
         if leaf not in plan.private:
             arrays = [

@@ -1,0 +1,1 @@
+"""Several real processes under jax.distributed on one machine."""

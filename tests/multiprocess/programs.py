@@ -1,0 +1,543 @@
+"""What the processes of the tests run: one function each, by `launch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ckptmgr
+from ckptmgr import (
+    CheckpointError,
+    CheckpointManager,
+    Coordinator,
+    Every,
+    OnPreemption,
+    PerProcess,
+    WhenIdle,
+)
+from ckptmgr.distributed.client import JaxClient
+from ckptmgr.storage.base import Bytes
+from ckptmgr.storage.local import LocalAttempt, LocalStorage
+
+MIB = 1 << 20
+
+
+def mesh(*, across: bool = True) -> Mesh:
+    """All devices, `x` across processes and `y` within; or the other way round."""
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    return Mesh(devices if across else devices.T, ("x", "y"))
+
+
+def put(array: np.ndarray, *spec: object, on: Mesh | None = None) -> jax.Array:
+    """A global array of these values."""
+    sharding = NamedSharding(on or mesh(), PartitionSpec(*spec))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+SPECS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "rows": ((512, 1024), np.float32, ("x",)),
+    "both": ((512, 768), jnp.bfloat16, ("x", "y")),
+    "tuple": ((96, 64), np.int32, (("x", "y"),)),
+    "copies": ((3000, 100), np.float32, ()),
+    "within": ((24,), np.int32, ("y",)),
+    "across": ((16, 8), np.float32, (None, "x")),
+    "empty": ((0, 8), np.float32, ()),
+    "scalar": ((), np.float32, ()),
+}
+
+
+def values() -> dict[str, np.ndarray]:
+    """What is saved, the same in every process and run."""
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.integers(0, 120, shape).astype(dtype) for name, (shape, dtype, _) in SPECS.items()
+    }
+
+
+def tree() -> dict[str, Any]:
+    """Arrays in all kinds of places, and leaves that are no arrays."""
+    arrays = {name: put(array, *SPECS[name][2]) for name, array in values().items()}
+    return {**arrays, "numpy": np.arange(5.0), "python": 3, "text": "abc", "none": None}
+
+
+def equal(found: jax.Array, wanted: np.ndarray) -> bool:
+    """Whether this process's part of an array has these values."""
+    same = found.shape == wanted.shape and found.dtype == wanted.dtype
+    return same and all(
+        np.asarray(shard.data).tobytes() == np.ascontiguousarray(wanted[shard.index]).tobytes()
+        for shard in found.addressable_shards
+    )
+
+
+def all_equal(found: dict[str, Any]) -> bool:
+    """Whether a restored tree is the one that was saved."""
+    rest = (found["python"], found["text"], found["none"], found["numpy"].tolist())
+    return rest == (3, "abc", None, [0.0, 1.0, 2.0, 3.0, 4.0]) and all(
+        equal(found[name], array) for name, array in values().items()
+    )
+
+
+def told(error: BaseException | None) -> list[Any]:
+    """An error as the tests look at it."""
+    about = (getattr(error, name, None) for name in ("process", "leaf", "step"))
+    return [type(error).__name__, *about, str(error)]
+
+
+def failed(call: Callable[[], object]) -> list[Any]:
+    """The error of a call, or what it returns."""
+    try:
+        return ["returned", None, None, None, str(call())[:200]]
+    except CheckpointError as error:
+        return told(error)
+
+
+# Saving and restoring
+
+
+def save(directory: str) -> dict[str, Any]:
+    """Save the tree and what this process has for itself; say how much it wrote."""
+    me = jax.process_index()
+    position = {"index": 100 + me, "seen": np.full(me + 1, me), "text": "x" * me}
+    with CheckpointManager(directory, coordinator=Coordinator(timeout=20)) as manager:
+        future = manager.save(1, {**tree(), "data": PerProcess(position)})
+        future.result()
+        steps = manager.all_steps()
+        found = manager.restore(1)
+    own = found["data"].value
+    return {
+        "written": future.progress.bytes_done,
+        "total": future.progress.bytes_total,
+        "steps": steps,
+        "equal": all_equal(found),
+        "position": [own["index"], own["seen"].tolist(), own["text"]],
+        "specs": {name: str(found[name].sharding.spec) for name in SPECS},
+    }
+
+
+def load(directory: str) -> dict[str, Any]:
+    """Load the tree in another number of processes, as it was and on other meshes."""
+    names = [*SPECS, "numpy", "python", "text"]
+    found = {"as saved": all_equal(ckptmgr.load(directory, select=names))}
+    other = mesh(across=False)
+    specs: list[tuple[Any, ...]] = [("y",), (None, "y"), ()]
+    for spec in specs:
+        places = {
+            name: NamedSharding(other, PartitionSpec(*(spec if _fits(array, spec) else ())))
+            for name, array in values().items()
+        }
+        loaded = ckptmgr.load(directory, select=list(SPECS), shardings=[*_rules(places)])
+        found[str(spec)] = all(equal(loaded[name], a) for name, a in values().items()) and all(
+            loaded[name].sharding == place for name, place in places.items()
+        )
+    like = {
+        name: jax.ShapeDtypeStruct(
+            (8, *array.shape[1:]) if name == "across" else array.shape,
+            jnp.float32,
+            sharding=NamedSharding(other, PartitionSpec()),
+        )
+        for name, array in values().items()
+    }
+    cast = ckptmgr.load(directory, like, select=[*SPECS], casting="unsafe", resize=True)
+    found["cast and resized"] = all(
+        equal(cast[name], array.astype(np.float32)[: 8 if name == "across" else None])
+        for name, array in values().items()
+        if name != "scalar"
+    )
+    found["own"] = failed(lambda: ckptmgr.load(directory))[4]
+    return found
+
+
+def _fits(array: np.ndarray, spec: tuple[Any, ...]) -> bool:
+    return array.ndim >= len(spec) and all(n % jax.process_count() == 0 for n in array.shape)
+
+
+def _rules(places: dict[str, NamedSharding]) -> Iterator[tuple[str, NamedSharding]]:
+    yield from ((f"^{name}$", place) for name, place in places.items())
+
+
+def replicated(directory: str) -> dict[str, Any]:
+    """How many bytes this process writes of trees that all have: large, middling, small."""
+    sizes = {"one array": [(3000, 1000)], "some": [(700, 250)] * 10, "many": [(1000,)] * 200}
+    written: dict[str, Any] = {}
+    with CheckpointManager(directory, coordinator=Coordinator(timeout=20)) as manager:
+        for step, (name, shapes) in enumerate(sizes.items()):
+            leaves = [put(np.ones(shape, np.float32)) for shape in shapes]
+            future = manager.save(step, leaves)
+            total = manager.info(step).nbytes if future.result() else 0
+            written[name] = [future.progress.bytes_done, total]
+    return written
+
+
+# Refusing
+
+
+def refusals(directory: str) -> dict[str, Any]:
+    """Everything that processes can get wrong between them, each followed by a good save."""
+    me = jax.process_index()
+    found: dict[str, Any] = {}
+    here = jax.device_put(jnp.ones(3), jax.local_devices()[0])
+    cases: dict[str, Callable[[int], tuple[int, object]]] = {
+        "a value differs": lambda step: (step, {"a": me, "b": 1}),
+        "numpy contents differ": lambda step: (step, {"a": np.full(3, me)}),
+        "a leaf is missing": lambda step: (step, {"a": 1, **({"b": 2} if me else {})}),
+        "a shape differs": lambda step: (step, {"a": np.zeros(3 + me)}),
+        "containers differ": lambda step: (step, [1] if me else (1,)),
+        "a host-local array": lambda step: (step, {"model": {"w": here}}),
+        "a leaf of one cannot be stored": lambda step: (step, {"f": print if me else 3}),
+        "a global array as one's own": lambda step: (step, {"p": PerProcess(put(np.ones(8), "x"))}),
+        "steps differ": lambda step: (step + me, {"a": 1}),
+    }
+    with CheckpointManager(directory, coordinator=Coordinator(timeout=3)) as manager:
+        for number, (name, case) in enumerate(cases.items()):
+            step, leaves = case(10 * number + 10)
+            error = failed(lambda s=step, t=leaves: manager.save(s, t).result())
+            good = manager.save(10 * number + 19, {"a": 1}).result()
+            found[name] = [error, good is not None]
+        if me == 0:
+            found["alone"] = failed(lambda: manager.save(200, {"a": 1}).result())
+        manager.save(201, {"a": 1}).result()
+        found["steps"] = manager.all_steps()
+    found["directories"] = failed(
+        lambda: CheckpointManager(f"{directory}-{me}", coordinator=Coordinator(timeout=3))
+    )
+    return found
+
+
+def functional(directory: str) -> dict[str, Any]:
+    """The functions save and load with several processes: to one path, over it, and merged."""
+    one = f"{directory}/one"
+    os.makedirs(directory, exist_ok=True)
+    ckptmgr.save(one, tree())
+    found: dict[str, Any] = {"saved": all_equal(ckptmgr.load(one))}
+    ckptmgr.save(one, {"a": put(np.arange(8.0), "x"), "b": None}, overwrite=True)
+    ckptmgr.save(one, {"a": None, "b": put(np.arange(2.0 * MIB), "x")}, merge=True)
+    merged = ckptmgr.load(one)
+    found["merged"] = equal(merged["a"], np.arange(8.0, dtype=np.float32)) and equal(
+        merged["b"], np.arange(2.0 * MIB, dtype=np.float32)
+    )
+    found["left"] = sorted(os.listdir(directory))
+    return found
+
+
+# Deciding together
+
+
+def busy(directory: str) -> dict[str, Any]:
+    """Skipping, replacing and saving when idle, where one process is slower than the other."""
+    found: dict[str, Any] = {}
+    for on_busy in ("skip", "replace"):
+        storage = Slow(f"{directory}-{on_busy}")
+        with CheckpointManager(
+            storage.root,
+            storage=storage,
+            on_busy=on_busy,  # type: ignore[arg-type]  # one of the words
+            coordinator=Coordinator(timeout=20),
+        ) as manager:
+            futures = []
+            for step in range(12):
+                time.sleep(0.01 * (jax.process_index() + 1))
+                futures.append(manager.save(step, {"n": np.arange(3)}))
+            manager.wait()
+            found[on_busy] = [str(future.state) for future in futures]
+            found[f"{on_busy} steps"] = manager.all_steps()
+    storage = Slow(f"{directory}-idle")
+    with CheckpointManager(
+        storage.root, storage=storage, when=WhenIdle(), coordinator=Coordinator(timeout=20)
+    ) as manager:
+        due = []
+        for step in range(60):
+            time.sleep(0.004 * (jax.process_index() + 1))
+            due.append(manager.should_save(step))
+            if due[-1]:
+                manager.save(step, {"n": 1})
+        manager.wait()
+        found["due"] = due
+        found["forced"] = [
+            manager.maybe_save(step, {"n": 1}, force=True) is not None for step in (59, 59, 70)
+        ]
+    return found
+
+
+def quiet(directory: str) -> dict[str, Any]:
+    """What a step that is not due costs: messages, and time."""
+    sent = 0
+
+    class Counting(JaxClient):
+        def put(self, key: str, value: bytes) -> None:
+            nonlocal sent
+            sent += 1
+            super().put(key, value)
+
+        def get(self, key: str, seconds: float) -> bytes | None:
+            nonlocal sent
+            sent += 1
+            return super().get(key, seconds)
+
+    coordinator = Coordinator(timeout=20, client=Counting())
+    with CheckpointManager(directory, when=Every(steps=10**6), coordinator=coordinator) as manager:
+        sent = 0
+        began = time.perf_counter()
+        due = [manager.should_save(step) for step in range(1, 1001)]
+        seconds = time.perf_counter() - began
+        return {"due": any(due), "messages": sent, "ms": seconds}
+
+
+def preemption(directory: str, at: str, victim: str) -> dict[str, Any]:
+    """A loop until SIGTERM reaches one of the processes, at some place of it."""
+    mine = jax.process_index() == int(victim)
+    where = at if mine else ""
+    step = 0
+
+    def terminate(place: str) -> None:
+        if place == where and step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    when = Every(steps=5) | OnPreemption()
+    with CheckpointManager(directory, when=when, coordinator=Coordinator(timeout=30)) as manager:
+        state = put(np.zeros(8, np.float32), "x")
+        while step < 4000 and not manager.preempted:
+            terminate("before the step")
+            state = jax.block_until_ready(state + 1)
+            step += 1
+            terminate("after the step")
+            future = manager.maybe_save(step, {"state": state, "step": step})
+            if future is not None:
+                terminate("while it saves")
+            time.sleep(0.002)
+        manager.wait()
+        return {"ended": step, "preempted": manager.preempted, "latest": manager.latest_step()}
+
+
+# Failing
+
+
+class Slow(LocalStorage):
+    """A store that takes its time, more in one process than in the other."""
+
+    def free_bytes(self) -> int | None:
+        """Called once a save, in process 0."""
+        time.sleep(0.05)
+        return super().free_bytes()
+
+
+class Faulty(LocalStorage):
+    """A store that fails at one stage: where it is told to, and how."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.stage = ""
+        self.kind = ""
+
+    def at(self, stage: str) -> None:
+        """Fail here if that was asked for."""
+        if stage != self.stage:
+            return
+        if self.kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.stage = ""
+        if self.kind == "disk full":
+            raise ckptmgr.NoSpace("no space left on device")
+        raise ZeroDivisionError("a bug")
+
+    def free_bytes(self) -> int | None:
+        """The begin of a save, in process 0."""
+        self.at("begin")
+        return super().free_bytes()
+
+    @contextmanager
+    def attempt(self, name: str) -> Iterator[LocalAttempt]:
+        """One that may fail as well."""
+        with super().attempt(name) as attempt:
+            yield _faulty(attempt, self.at)
+
+
+def _faulty(attempt: LocalAttempt, at: Callable[[str], None]) -> LocalAttempt:
+    put_, sync, publish = attempt.put, attempt.sync, attempt.publish
+    share, join = attempt.share, attempt.join
+
+    def faulty_put(path: str, parts: Any) -> None:
+        data = path.rpartition("/")[2].startswith("c.")
+        at("write" if data else "metadata")
+        put_(path, parts)
+        if data:
+            at("written")
+
+    def faulty_publish(record: Bytes, **options: Any) -> None:
+        at("publish")
+        publish(bytes(record), **options)
+        at("published")
+
+    def faulty_sync() -> None:
+        at("sync")
+        sync()
+
+    def faulty_share() -> str:
+        at("share")
+        return share()
+
+    def faulty_join(shared: str) -> None:
+        at("join")
+        join(shared)
+
+    for name, method in {
+        "put": faulty_put,
+        "sync": faulty_sync,
+        "publish": faulty_publish,
+        "share": faulty_share,
+        "join": faulty_join,
+    }.items():
+        setattr(attempt, name, method)
+    return attempt
+
+
+STAGES = {
+    True: ["begin", "share", "write", "metadata", "written", "publish"],  # of process 0
+    False: ["join", "write", "written", "sync"],  # of another
+}
+
+
+def failures(directory: str) -> dict[str, Any]:
+    """Each kind of failure at each stage of each role, each followed by a save that works."""
+    me, count = jax.process_index(), jax.process_count()
+    storage = Faulty(directory)
+    found: dict[str, Any] = {}
+    step = 0
+    leaves = {"w": put(np.ones((1024, 1024), np.float32), "x"), "n": np.arange(4)}
+    with CheckpointManager(
+        directory, storage=storage, coordinator=Coordinator(timeout=15)
+    ) as manager:
+        manager.save(0, leaves).result()
+        for kind in ("disk full", "exception"):
+            for leads, stages in STAGES.items():
+                for number, stage in enumerate(stages):
+                    victim = 0 if leads else 1 + number % (count - 1)
+                    step += 2
+                    storage.kind, storage.stage = kind, stage if me == victim else ""
+                    error = failed(lambda s=step: manager.save(s, leaves).result())  # type: ignore[misc]  # a closure of this turn
+                    storage.stage = ""
+                    good = failed(lambda s=step: manager.save(s + 1, leaves).result())[0]  # type: ignore[misc]  # the same
+                    there = sorted(name for name in os.listdir(directory) if "step" in name)
+                    gone = f"step-{step:08d}" not in there
+                    found[f"{kind} at {stage} in {victim}"] = [error, good, gone, victim]
+        manager.wait()
+        found["latest"] = manager.latest_step()
+    found["left"] = [name for name in os.listdir(directory) if name.startswith((".tmp", ".trash"))]
+    return found
+
+
+def killed(directory: str, stage: str, victim: str) -> dict[str, Any]:
+    """A save that one process does not survive; the others say what they hear and leave."""
+    mine = jax.process_index() == int(victim)
+    storage = Faulty(directory)
+    leaves = {"w": put(np.ones((1024, 1024), np.float32), "x"), "n": np.arange(4)}
+    manager = CheckpointManager(directory, storage=storage, coordinator=Coordinator(timeout=3))
+    manager.save(1, leaves).result()
+    storage.kind, storage.stage = "killed", stage if mine else ""
+    error = failed(lambda: manager.save(2, leaves).result())
+    print("RESULT", json.dumps({"error": error}), flush=True)
+    os._exit(0)  # jax would wait for who is gone
+
+
+# Broadcasting
+
+
+def broadcast(directory: str) -> dict[str, Any]:
+    """Restore by the first replica; say what was read and heard."""
+    reads: list[str] = []
+
+    class Counting(LocalStorage):
+        def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+            reads.append(key)
+            super().read_into(key, buffer, offset=offset, size=size)
+
+    heard: list[str] = []
+
+    def hear(name: str, _: float, **__: str | int) -> None:
+        heard.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    names = "bool int8 uint8 uint16 int32 float16 float32 complex64 float64 int64 complex128"
+    dtypes = [*map(np.dtype, names.split()), *(np.dtype(t) for t in (jnp.bfloat16, jnp.int4))]
+    rng = np.random.default_rng(1)
+    wanted: dict[str, np.ndarray] = {}
+    saved: dict[str, Any] = {"host": np.arange(3), "python": 5}
+    found: dict[str, Any] = {}
+    with jax.enable_x64(True):
+        for dtype in dtypes:
+            for number, spec in enumerate([(), ("y",), (None, "y")]):
+                bits = rng.integers(0, 256, (4, 4 * dtype.itemsize)).astype(np.uint8)
+                array = (
+                    (bits % 2).astype(dtype) if dtype.name in ("bool", "int4") else bits.view(dtype)
+                )
+                name = f"{dtype.name}-{number}"
+                wanted[name], saved[name] = array, put(array, *spec)
+        wanted["scalar"] = np.array(-0.0, np.float32)
+        saved["scalar"] = put(wanted["scalar"])
+        storage = Counting(directory)
+        with CheckpointManager(
+            directory, storage=storage, coordinator=Coordinator(timeout=20)
+        ) as manager:
+            manager.save(1, saved).result()
+            restored = manager.restore(1, broadcast=True)
+            found["equal"] = all(equal(restored[name], array) for name, array in wanted.items())
+            found["placed"] = all(restored[n].sharding == saved[n].sharding for n in wanted)
+            found["host"] = [restored["host"].tolist(), restored["python"]]
+            found["heard"] = sorted({name for name in heard if "ckptmgr" in name})
+            reads.clear()
+            arrays = [name for name in wanted if "int4" not in name]
+            step, again = manager.resume(saved, broadcast="x", select=arrays)
+            found["resumed"] = step == 1 and all(equal(again[n], wanted[n]) for n in arrays)
+            found["reads"] = len(reads)
+            found["divided"] = failed(lambda: manager.restore(1, broadcast="y"))
+            found["no axis"] = failed(lambda: manager.restore(1, broadcast="z"))
+            crossed = mesh(across=False)
+            places = [
+                ("host|python", None),
+                (".", NamedSharding(crossed, PartitionSpec())),
+            ]
+            found["half inside"] = failed(
+                lambda: manager.restore(1, shardings=places, broadcast="x")
+            )
+            found["async"] = failed(lambda: manager.restore_async(1, broadcast=True))
+            different = {
+                **saved,
+                "scalar": jax.ShapeDtypeStruct((), jnp.float16, sharding=saved["scalar"].sharding),
+            }
+            like = different if jax.process_index() else saved
+            found["different"] = failed(lambda: manager.restore(1, like, broadcast=True))
+            found["steps"] = failed(lambda: manager.restore(1 + jax.process_index()))
+            if jax.process_index() == 0:
+                next(Path(directory, "step-00000001/packs/0").glob("c.*")).write_bytes(b"")
+            found["damaged"] = failed(lambda: manager.restore(1, broadcast=True))
+    return found
+
+
+def main() -> None:
+    """Join the job and run the program."""
+    program, port, count, index, *args = sys.argv[1:]
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}",
+        num_processes=int(count),
+        process_id=int(index),
+        initialization_timeout=60,
+        heartbeat_timeout_seconds=30,
+        shutdown_timeout_seconds=30,
+    )
+    found = globals()[program](*args)
+    print("RESULT", json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
