@@ -6,13 +6,12 @@ Its barriers are not used: a round of messages says who is missing, and why.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 
 from ckptmgr.errors import CheckpointError, InvalidOption
-
-_LEAST_SECONDS = 0.001
 
 
 class Client(Protocol):
@@ -56,14 +55,21 @@ class JaxClient:
 
     def get(self, key: str, seconds: float) -> bytes | None:
         """Blocks without the interpreter's lock."""
-        wait = int(max(seconds, _LEAST_SECONDS) * 1000)
+        wait = int(seconds * 1000)
+        if wait > 0:
+            found = self._found(lambda: self._store.blocking_key_value_get_bytes(key, wait))
+            if found is not None:
+                return found
+        # The wait counts the way of the value too, and a large one takes its time.
+        return self._found(lambda: self._store.key_value_try_get_bytes(key))
+
+    def _found(self, get: Callable[[], bytes]) -> bytes | None:
         try:
-            value: bytes = self._store.blocking_key_value_get_bytes(key, wait)
+            return get()
         except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error):
+            if any(code in str(error) for code in ("DEADLINE_EXCEEDED", "NOT_FOUND")):
                 return None
             raise _lost(error) from error
-        return value
 
     def delete(self, key: str) -> None:
         """A key that is not there is none of its errors."""

@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from ckptmgr import (
 from ckptmgr.distributed.client import JaxClient
 from ckptmgr.storage.base import Bytes
 from ckptmgr.storage.local import LocalAttempt, LocalStorage
+from tests.distributed.contract import CONTRACT
 
 MIB = 1 << 20
 
@@ -134,7 +136,9 @@ def load(directory: str) -> dict[str, Any]:
     specs: list[tuple[Any, ...]] = [("y",), (None, "y"), ()]
     for spec in specs:
         places = {
-            name: NamedSharding(other, PartitionSpec(*(spec if _fits(array, spec) else ())))
+            name: NamedSharding(
+                other, PartitionSpec(*spec) if _fits(array, spec) else PartitionSpec()
+            )
             for name, array in values().items()
         }
         loaded = ckptmgr.load(directory, select=list(SPECS), shardings=[*_rules(places)])
@@ -169,7 +173,11 @@ def _rules(places: dict[str, NamedSharding]) -> Iterator[tuple[str, NamedShardin
 
 def replicated(directory: str) -> dict[str, Any]:
     """How many bytes this process writes of trees that all have: large, middling, small."""
-    sizes = {"one array": [(3000, 1000)], "some": [(700, 250)] * 10, "many": [(1000,)] * 200}
+    sizes: dict[str, list[tuple[int, ...]]] = {
+        "one array": [(3000, 1000)],
+        "some": [(700, 250)] * 10,
+        "many": [(1000,)] * 200,
+    }
     written: dict[str, Any] = {}
     with CheckpointManager(directory, coordinator=Coordinator(timeout=20)) as manager:
         for step, (name, shapes) in enumerate(sizes.items()):
@@ -202,7 +210,7 @@ def refusals(directory: str) -> dict[str, Any]:
     with CheckpointManager(directory, coordinator=Coordinator(timeout=3)) as manager:
         for number, (name, case) in enumerate(cases.items()):
             step, leaves = case(10 * number + 10)
-            error = failed(lambda s=step, t=leaves: manager.save(s, t).result())
+            error = failed(partial(_save, manager, step, leaves))
             good = manager.save(10 * number + 19, {"a": 1}).result()
             found[name] = [error, good is not None]
         if me == 0:
@@ -213,6 +221,10 @@ def refusals(directory: str) -> dict[str, Any]:
         lambda: CheckpointManager(f"{directory}-{me}", coordinator=Coordinator(timeout=3))
     )
     return found
+
+
+def _save(manager: CheckpointManager, step: int, leaves: object) -> object:
+    return manager.save(step, leaves).result()
 
 
 def functional(directory: str) -> dict[str, Any]:
@@ -231,18 +243,28 @@ def functional(directory: str) -> dict[str, Any]:
     return found
 
 
+def contract() -> dict[str, Any]:
+    """Hold jax's client to the contract, in process 0."""
+    client = JaxClient()
+    held = CONTRACT if client.index == 0 else []
+    for part in held:
+        part(client)
+    return {"held": len(held), "who": [client.index, client.count]}
+
+
 # Deciding together
 
 
 def busy(directory: str) -> dict[str, Any]:
     """Skipping, replacing and saving when idle, where one process is slower than the other."""
     found: dict[str, Any] = {}
-    for on_busy in ("skip", "replace"):
+    words: tuple[Literal["skip", "replace"], ...] = ("skip", "replace")
+    for on_busy in words:
         storage = Slow(f"{directory}-{on_busy}")
         with CheckpointManager(
             storage.root,
             storage=storage,
-            on_busy=on_busy,  # type: ignore[arg-type]  # one of the words
+            on_busy=on_busy,
             coordinator=Coordinator(timeout=20),
         ) as manager:
             futures = []
@@ -425,9 +447,9 @@ def failures(directory: str) -> dict[str, Any]:
                     victim = 0 if leads else 1 + number % (count - 1)
                     step += 2
                     storage.kind, storage.stage = kind, stage if me == victim else ""
-                    error = failed(lambda s=step: manager.save(s, leaves).result())  # type: ignore[misc]  # a closure of this turn
+                    error = failed(partial(_save, manager, step, leaves))
                     storage.stage = ""
-                    good = failed(lambda s=step: manager.save(s + 1, leaves).result())[0]  # type: ignore[misc]  # the same
+                    good = failed(partial(_save, manager, step + 1, leaves))[0]
                     there = sorted(name for name in os.listdir(directory) if "step" in name)
                     gone = f"step-{step:08d}" not in there
                     found[f"{kind} at {stage} in {victim}"] = [error, good, gone, victim]
@@ -464,8 +486,8 @@ def broadcast(directory: str) -> dict[str, Any]:
 
     heard: list[str] = []
 
-    def hear(name: str, _: float, **__: str | int) -> None:
-        heard.append(name)
+    def hear(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        heard.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(hear)
     names = "bool int8 uint8 uint16 int32 float16 float32 complex64 float64 int64 complex128"

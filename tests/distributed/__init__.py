@@ -1,0 +1,1 @@
+"""Agreeing: the key-value stores, the rounds, and what is announced."""
