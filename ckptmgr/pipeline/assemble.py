@@ -143,20 +143,15 @@ class Assembly:
         for number in self._goals:
             leaf = self._manifest.leaves[number]
             for entry in leaf.arrays:
-                boxes = self._targets[number, entry.name].boxes
-                nbytes = sum(map(extent.items, boxes)) * DTYPES[entry.dtype].itemsize
+                target = self._targets[number, entry.name]
+                nbytes = entry.nbytes
+                if target.devices is not None:
+                    items = sum(map(extent.items, target.boxes))
+                    nbytes = items * DTYPES[entry.dtype].itemsize
                 if nbytes:
-                    copied = self._copied(number, entry)
-                    found.append(Wanted(number, leaf.path, entry, boxes, nbytes, copied))
+                    copied = _copied(target, entry)
+                    found.append(Wanted(number, leaf.path, entry, target.boxes, nbytes, copied))
         return found
-
-    def _copied(self, number: int, entry: ArrayEntry) -> int:
-        """The bytes that `_ready` allocates for an array beside the buffer it was read into."""
-        target = self._targets[number, entry.name]
-        items = sum(map(extent.items, target.devices or [extent.whole(target.shape)]))
-        recast = target.shape != entry.shape or target.dtype != DTYPES[entry.dtype]
-        again = bool(entry.packed) and not target.place.on_device
-        return items * target.dtype.itemsize * (recast + again)
 
     def without_bytes(self) -> None:
         """Make the arrays that need no reading: those without items here, or of a Python number."""
@@ -304,6 +299,16 @@ def _target(place: Placement, entry: ArrayEntry) -> _Target:
         boxes = tuple({extent.clipped(part, entry.shape): None for part in devices})
         return _Target(place, shape, dtype, devices, boxes)
     return _Target(place, shape, dtype, None, (extent.whole(entry.shape),))
+
+
+def _copied(target: _Target, entry: ArrayEntry) -> int:
+    """The bytes that are allocated for an array beside the buffer it is read into."""
+    recast = target.shape != entry.shape or target.dtype != DTYPES[entry.dtype]
+    again = bool(entry.packed) and not target.place.on_device
+    if not (recast or again):
+        return 0
+    items = sum(map(extent.items, target.devices or [extent.whole(target.shape)]))
+    return items * target.dtype.itemsize * (recast + again)
 
 
 def _arrives_whole(want: Wanted) -> bool:

@@ -93,9 +93,7 @@ class Draft:
         if options.dtype is not None:
             dtype = self._stored_as(leaf, laid.dtype, options)
             nbytes = math.prod(laid.shape) * dtype.itemsize
-        limit = CHUNK_BYTES
-        if any(len(box.holders) > 1 for box in laid.boxes):
-            limit = self._spread.chunk_bytes
+        limit = self._spread.chunk_bytes if laid.shared else CHUNK_BYTES
         below = min(self._pack_below, limit)
         if nbytes and options.packed(nbytes, below, self._paths[leaf]):
             self._pack(leaf, name, dtype, nbytes, laid)
@@ -148,9 +146,8 @@ class Draft:
             own = _Small(leaf, name, dtype, nbytes, laid, self._processes.index)
             self._small.append(own)
             return
-        whole = set(laid.boxes[0].holders).intersection(*(box.holders for box in laid.boxes))
-        if whole:
-            owner = self._spread.owner(sorted(whole), nbytes)
+        if laid.holders:
+            owner = self._spread.owner(laid.holders, nbytes)
             self._small.append(_Small(leaf, name, dtype, nbytes, laid, owner))
             return
         part = math.prod(laid.shard) * dtype.itemsize
@@ -237,18 +234,26 @@ def _all_mine(*_: object) -> bool:
 
 
 def _planned(
-    leaf: int, name: str, dtype: np.dtype, nbytes: int, laid: Layout, slot: int
+    leaf: int,
+    name: str,
+    dtype: np.dtype,
+    nbytes: int,
+    laid: Layout,
+    slot: int,
+    packed: Packed | None = None,
 ) -> PlannedArray:
-    raw, shape = dtype == laid.dtype, laid.shape
+    raw, shape, place = dtype == laid.dtype, laid.shape, laid.sharding
     return PlannedArray(
-        leaf, name, dtype, shape, nbytes, laid.sharding, laid.viewable, raw, laid.boxes, slot, shape
-    )
+        leaf, name, dtype, shape, nbytes, place, laid.viewable, raw, laid.boxes, slot, shape,
+        packed=packed,
+    )  # fmt: skip
 
 
 def _in_pack(small: _Small, slot: int, number: int, offset: int) -> PlannedArray:
-    array = _planned(small.leaf, small.name, small.dtype, small.nbytes, small.laid, slot)
+    packed = Packed(number, offset, None)
+    array = _planned(small.leaf, small.name, small.dtype, small.nbytes, small.laid, slot, packed)
     if small.box is None:
-        return array._replace(packed=Packed(number, offset, None))
+        return array
     part = tuple((s.start, s.stop) for s in small.box.index)
     shape = tuple(stop - start for start, stop in part)
-    return array._replace(boxes=(small.box,), shape=shape, packed=Packed(number, offset, part))
+    return array._replace(boxes=(small.box,), shape=shape, packed=packed._replace(part=part))

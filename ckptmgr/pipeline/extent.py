@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from ckptmgr.format.zarr import Shape
 Extent: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
+@functools.lru_cache(maxsize=1024)  # thousands of leaves have few shapes
 def whole(shape: Shape) -> Extent:
     """All of an array."""
     return tuple((0, n) for n in shape)

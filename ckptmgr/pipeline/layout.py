@@ -70,7 +70,10 @@ Mine: TypeAlias = "Callable[[tuple[int, ...], int], bool]"
 
 
 class Layout(NamedTuple):
-    """How an array lies in memory: its boxes, their edges, and whether they can be viewed."""
+    """How an array lies in memory: its boxes, their edges, and whether they can be viewed.
+
+    `holders`: the processes that have all of it; `shared`: whether some have the same box.
+    """
 
     dtype: np.dtype
     shape: Shape
@@ -79,6 +82,8 @@ class Layout(NamedTuple):
     viewable: bool
     boxes: tuple[Box, ...]
     shard: Shape
+    holders: tuple[int, ...] = (0,)
+    shared: bool = False
 
 
 def of(array: Array, path: str, processes: Processes = _ALONE) -> Layout:
@@ -96,8 +101,9 @@ def of(array: Array, path: str, processes: Processes = _ALONE) -> Layout:
     whole = tuple(slice(0, n) for n in shape)
     if not isinstance(array, jax.Array):
         everywhere = tuple(range(processes.count))
+        box = Box(None, whole, holders=everywhere)
         return Layout(
-            dtype, shape, nbytes, None, False, (Box(None, whole, holders=everywhere),), shape
+            dtype, shape, nbytes, None, False, (box,), shape, everywhere, len(everywhere) > 1
         )
     _refuse_misplaced(array, path, processes)
     entry = sharding.describe(array.sharding)
@@ -106,7 +112,10 @@ def of(array: Array, path: str, processes: Processes = _ALONE) -> Layout:
         boxes, edges = _global_boxes(array), tuple(array.sharding.shard_shape(shape))
         if not all(_on_grid(box.index, edges) for box in boxes):
             raise UnsupportedLeaf("the shards of this array lie on no regular grid", leaf=path)
-        return Layout(dtype, shape, nbytes, entry, viewable, boxes, edges)
+        holders = [set(box.holders) for box in boxes]
+        common = tuple(sorted(set.intersection(*holders)))
+        shared = any(len(held) > 1 for held in holders)
+        return Layout(dtype, shape, nbytes, entry, viewable, boxes, edges, common, shared)
     if array.is_fully_replicated:
         # Seen whole it is a view at a third of the cost of its shard; where it is no view the
         # array would keep the copy that jax makes, and only the shard is let go with it.

@@ -115,8 +115,9 @@ class Planner:
     ) -> Plan:
         paths, described = structure.key_paths(tree), _described(tree, treedef)
         private = self._private(described["structure"])
-        nbytes = sum(getattr(array, "nbytes", 0) for own in arrays for array in own.values())
-        spread = Spread(self._processes, nbytes)
+        several = self._processes.count > 1
+        sizes = (getattr(a, "nbytes", 0) for own in arrays for a in own.values() if several)
+        spread = Spread(self._processes, sum(sizes))
         draft = Draft(paths, handlers, self._pack_below, self._number, self._processes, spread)
         options = self._rules.of(paths)
 

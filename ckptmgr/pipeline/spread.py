@@ -39,7 +39,9 @@ class Spread:
 
     def owner(self, holders: Sequence[int], nbytes: int) -> int:
         """The process that writes a piece of so many bytes, one of its holders."""
-        chosen = min(holders, key=self._loads.__getitem__) if len(holders) > 1 else holders[0]
+        if len(self._loads) == 1:
+            return 0
+        chosen = min(holders, key=self._loads.__getitem__)
         self._loads[chosen] += nbytes
         self.owners.append(chosen)
         return chosen
