@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test check demo bench clean
+.PHONY: setup test check demo demo-multiprocess bench clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,9 @@ check: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
+
+demo-multiprocess: $(STAMP)
+	$(BIN)/python -m examples.demo_multiprocess
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install -q -e '.[bench]'

@@ -7,6 +7,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples.demo import same
+
+
+def test_a_run_goes_on_in_another_number_of_processes(run: Path) -> None:
+    """To the same end, bit for bit, as without a break."""
+
+    def ended(directory: Path, processes: int, steps: int) -> list[str]:
+        command = [sys.executable, "-m", "examples.train_multiprocess", f"--run={directory}"]
+        finished = subprocess.run(
+            [*command, f"--processes={processes}", f"--steps={steps}"],
+            cwd=Path(__file__).parent.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=240,
+        )
+        return [line for line in finished.stdout.splitlines() if "Gloo" not in line]
+
+    assert ended(run, 2, 5)[0] == "2 processes: started at step 0"
+    assert ended(run, 4, 10)[0] == "4 processes: resumed at step 5"
+    whole = run.with_name("whole")
+    assert ended(whole, 1, 10)[-1] == "ended at step 10"
+    assert same(run, whole)
+
 
 def sharded(run: Path, mesh: str) -> list[str]:
     """The lines of one call of the sharded example."""

@@ -32,6 +32,7 @@ LAYERS = {
     "manager": 10,
     "functional": 11,
     "__init__": 12,
+    "colocated": 13,
 }
 WITHOUT_JAX = {
     "errors",

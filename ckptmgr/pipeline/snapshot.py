@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ckptmgr.errors import UnsupportedLeaf
+from ckptmgr.errors import CheckpointError, UnsupportedLeaf
 from ckptmgr.format.zarr import RAW
 from ckptmgr.limiter import ByteLimiter, Lease
 from ckptmgr.pipeline.layout import Box, File
@@ -287,8 +287,10 @@ def _host(source: Array, box: Box, path: str) -> np.ndarray:
     try:
         return np.asarray(source if box.shard is None else source.addressable_data(box.shard))
     except RuntimeError as error:
-        if not source.is_deleted():
-            raise
-        raise UnsupportedLeaf(
-            "this array was deleted or donated before save() was called", leaf=path
+        if source.is_deleted():
+            raise UnsupportedLeaf(
+                "this array was deleted or donated before save() was called", leaf=path
+            ) from error
+        raise CheckpointError(
+            f"this array cannot be read; what was to compute it failed: {error}", leaf=path
         ) from error

@@ -1,0 +1,1 @@
+"""The dispatcher to the hosts of the devices, and what crosses to them."""
