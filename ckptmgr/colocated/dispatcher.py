@@ -207,7 +207,7 @@ def _write(request: jax.Array, arrays: list[jax.Array]) -> jax.Array:
     except CheckpointError as error:
         error.__cause__ = None  # perhaps of a class that only this host has
         outcome = error
-    devices = sorted(request.sharding.device_set, key=lambda device: int(device.id))
+    devices: list[Device] = list(_devices([request.sharding]))
     return _text(_cloudpickle().dumps(outcome), devices)
 
 

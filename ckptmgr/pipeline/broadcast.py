@@ -110,8 +110,8 @@ class Sent:
 
 
 def can_send(dtype: np.dtype) -> bool:
-    """Whether arrays of this dtype go through: those of several items to a byte do not."""
-    return not dtype.name.removeprefix("u").startswith(("int2", "int4", "float4"))
+    """Whether arrays of this dtype go through: those of less than a byte an item do not."""
+    return not dtype.name.removeprefix("u").startswith(("int2", "int4", "float4_", "float6_"))
 
 
 def to_bits(array: np.ndarray) -> np.ndarray:

@@ -115,8 +115,9 @@ class Planner:
     ) -> Plan:
         paths, described = structure.key_paths(tree), _described(tree, treedef)
         private = self._private(described["structure"])
+        shared = [n for n in range(len(leaves)) if n not in private]
         several = self._processes.count > 1
-        sizes = (getattr(a, "nbytes", 0) for own in arrays for a in own.values() if several)
+        sizes = (getattr(a, "nbytes", 0) for n in shared for a in arrays[n].values() if several)
         spread = Spread(self._processes, sum(sizes))
         draft = Draft(paths, handlers, self._pack_below, self._number, self._processes, spread)
         options = self._rules.of(paths)
@@ -132,9 +133,8 @@ class Planner:
             except Exception as error:
                 raise unstorable(leaf, paths[number], error) from error
 
-        for number in range(len(leaves)):
-            if number not in private:
-                add(number)
+        for number in shared:
+            add(number)
         shared_slots = draft.seal()
         for number in sorted(private):
             add(number)

@@ -64,6 +64,26 @@ def test_a_newer_format_says_so_even_where_its_fields_are_unknown() -> None:
         m.decode_manifest(data, record_of(data), "tree.json")
 
 
+def parts(*boxes: tuple[tuple[int, int], ...] | None) -> tuple[m.PackedBox, ...]:
+    """Parts of the array, one after the other in the pack."""
+    return tuple(m.PackedBox(0, 0, "00", box) for box in boxes)
+
+
+def test_parts_of_an_array_that_make_it_up_are_accepted() -> None:
+    """One that no process held whole: cells of one grid, in any order."""
+    whole = bad(shape=(2, 2), packed=parts(((1, 2), (0, 2)), ((0, 1), (0, 2))))
+    data = m.encode_manifest(whole)
+    assert m.decode_manifest(data, record_of(data), "tree.json") == whole
+
+
+def test_what_each_process_had_is_found_and_numbered_anew() -> None:
+    """In the order of the nodes."""
+    node = m.PerProcessNode((0, m.ListNode((1, 2))))
+    tree = m.DictNode(("a", "b"), (node, m.TupleNode((3, m.NoneNode()))))
+    assert m.per_process(tree) == [node]
+    assert m.leaf_indices(m.renumbered(tree, lambda n: n + 5)) == [5, 6, 7, 8]
+
+
 def bad(**changes: object) -> m.Manifest:
     """A manifest with another array."""
     array = msgspec.structs.replace(ARRAY, **changes)
@@ -81,6 +101,16 @@ def bad(**changes: object) -> m.Manifest:
         (bad(shape=(10**12,)), "outside its pack"),
         (bad(packed=(m.PackedBox(0, -64, "00"),)), "outside its pack"),
         (bad(packed=(m.PackedBox(1, 0, "00"),)), "outside its pack"),
+        (bad(packed=parts(((0, 2),))), "do not make it up"),
+        (bad(packed=parts(((0, 2),), ((0, 2),))), "do not make it up"),
+        (bad(packed=parts(((0, 2),), ((1, 3),))), "do not make it up"),
+        (bad(packed=parts(((0, 2),), ((2, 2),))), "do not make it up"),
+        (bad(packed=parts(((2, 4),), ((4, 6),))), "do not make it up"),
+        (bad(packed=parts(((0, 3),), ((3, 6),))), "do not make it up"),
+        (bad(packed=parts(((-2, 0),), ((0, 2),), ((2, 4),))), "do not make it up"),
+        (bad(packed=parts(((0, 4), (0, 1)))), "do not make it up"),
+        (bad(packed=parts(None, None)), "do not make it up"),
+        (bad(packed=parts(((0, 4),), None)), "do not make it up"),
         (bad(packed=(), grid=m.Grid((0,), ("00",))), "do not fit its shape"),
         (bad(packed=(), grid=m.Grid((2,), ("00",))), "do not match its chunks"),
         (bad(packed=(), grid=m.Grid((2**40,), ("00",))), "do not fit its shape"),

@@ -112,8 +112,11 @@ def save(directory: str) -> dict[str, Any]:
     """Save the tree and what this process has for itself; say how much it wrote."""
     me = jax.process_index()
     position = {"index": 100 + me, "seen": np.full(me + 1, me), "text": "x" * me}
+    shuffled = np.full((1 + me) * 300_000, me)  # large enough for files of its own
     with CheckpointManager(directory, coordinator=Coordinator(timeout=20)) as manager:
-        future = manager.save(1, {**tree(), "data": PerProcess(position)})
+        future = manager.save(
+            1, {**tree(), "data": PerProcess(position), "order": [PerProcess(shuffled)]}
+        )
         future.result()
         steps = manager.all_steps()
         found = manager.restore(1)
@@ -124,8 +127,23 @@ def save(directory: str) -> dict[str, Any]:
         "steps": steps,
         "equal": all_equal(found),
         "position": [own["index"], own["seen"].tolist(), own["text"]],
+        "order": np.array_equal(found["order"][0].value, shuffled),
         "specs": {name: str(found[name].sharding.spec) for name in SPECS},
     }
+
+
+def golden(directory: str) -> dict[str, Any]:
+    """The golden checkpoint of two processes: parts in packs, chunks of both, own values."""
+    leaves = {
+        "parts": put(np.arange(32.0, dtype=np.float32).reshape(8, 4), "x", "y"),
+        "chunks": put(np.arange(64, dtype=np.int32).reshape(8, 8), None, "x"),
+        "copies": put(np.ones(5, jnp.bfloat16)),
+        "own": PerProcess([jax.process_index(), np.arange(2 + jax.process_index())]),
+        "host": np.arange(3),
+    }
+    options = [("chunks", ckptmgr.LeafOptions(own_array=True))]
+    info = ckptmgr.save(directory, leaves, leaf_options=options)
+    return {"leaves": info.leaves}
 
 
 def load(directory: str) -> dict[str, Any]:
@@ -159,8 +177,18 @@ def load(directory: str) -> dict[str, Any]:
         for name, array in values().items()
         if name != "scalar"
     )
+    few = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), PartitionSpec())
+    loaded = ckptmgr.load(directory, select=list(SPECS), shardings=few)
+    found["on one device of one process"] = all(
+        equal(loaded[name], array) and len(loaded[name].addressable_shards) == _first()
+        for name, array in values().items()
+    )
     found["own"] = failed(lambda: ckptmgr.load(directory))[4]
     return found
+
+
+def _first() -> int:
+    return int(jax.process_index() == 0)
 
 
 def _fits(array: np.ndarray, spec: tuple[Any, ...]) -> bool:
@@ -186,6 +214,29 @@ def replicated(directory: str) -> dict[str, Any]:
             total = manager.info(step).nbytes if future.result() else 0
             written[name] = [future.progress.bytes_done, total]
     return written
+
+
+def unclosed(directory: str) -> dict[str, Any]:
+    """Save and end without closing: the interpreter's exit waits for it."""
+    manager = CheckpointManager(directory, coordinator=Coordinator(timeout=20))
+    for step in range(3):
+        manager.save(step, tree())
+    return {}
+
+
+def overhead(directory: str) -> dict[str, Any]:
+    """How long small saves take, and steps that are not due; for the benchmark."""
+    seconds = []
+    when = Every(steps=10**6)
+    with CheckpointManager(directory, when=when, coordinator=Coordinator(timeout=20)) as manager:
+        for step in range(40):
+            began = time.perf_counter()
+            manager.save(step, {"n": np.arange(1000.0), "step": step}).result()
+            seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        for step in range(1001, 2001):
+            manager.should_save(step)
+        return {"save": seconds, "should_save": (time.perf_counter() - began) / 1000}
 
 
 # Refusing

@@ -35,6 +35,7 @@ def test_each_process_gets_its_own_position_back(saved: Any) -> None:
     assert [one["position"] for one in said] == [
         [100 + me, [me] * (me + 1), "x" * me] for me in range(count)
     ]
+    assert all(one["order"] for one in said)
 
 
 def test_the_progress_of_each_is_of_its_own_share(saved: Any) -> None:
@@ -42,7 +43,7 @@ def test_the_progress_of_each_is_of_its_own_share(saved: Any) -> None:
     _, directory, said = saved
     assert all(one["written"] == one["total"] for one in said)
     with ckptmgr.CheckpointManager(directory, read_only=True) as reader:
-        own = sum((me + 1) * 8 for me in range(len(said)))
+        own = sum((me + 1) * 8 * 300_001 for me in range(len(said)))
         assert sum(one["written"] for one in said) == reader.info(1).nbytes
         assert reader.info(1).nbytes == own + 40 + sum(a.nbytes for a in values().values())
 
@@ -83,6 +84,13 @@ def test_a_replicated_tree_is_written_evenly(tmp_path: Path) -> None:
         assert sum(shares) == total
         assert max(shares) <= 1.1 * total / 4, (name, shares)
         assert min(shares) >= 0.9 * total / 4, (name, shares)
+
+
+def test_a_script_that_ends_without_close_has_saved(tmp_path: Path) -> None:
+    """In all processes together, before jax ends its service."""
+    launch("unclosed", 2, tmp_path / "run")
+    with ckptmgr.CheckpointManager(tmp_path / "run") as manager:
+        assert manager.all_steps() == [0, 1, 2]
 
 
 def test_the_functions_save_and_load_with_several_processes(tmp_path: Path) -> None:

@@ -52,6 +52,57 @@ def test_what_was_published_is_there(store: Open) -> None:
     assert other.read(f"step-00000001/{COMMIT_RECORD}", 100) == b"record"
 
 
+def test_several_processes_put_files_into_one_attempt_and_one_publishes_it(store: Open) -> None:
+    """Directories that both need are no conflict; all is there at once."""
+    storage, other = opened(store), store()
+    with storage.attempt("step-00000001") as lead, other.attempt("step-00000001") as joined:
+        joined.join(lead.share())
+        for number, attempt in enumerate((lead, joined)):
+            attempt.put(f"arrays/a/c.{number}", [b"%d" % number])
+        joined.put("packs/1/c.0", [b"pack"])
+        joined.sync()
+        assert not other.taken("step-00000001")
+        lead.publish(b"record", replace=False)
+    files = ("arrays/a/c.0", "arrays/a/c.1", "packs/1/c.0")
+    assert [storage.read(f"step-00000001/{file}", 9) for file in files] == [b"0", b"1", b"pack"]
+
+
+def test_a_file_of_another_process_is_never_written_over(store: Open) -> None:
+    """Two that put the same one have made different plans."""
+    storage = opened(store)
+    with storage.attempt("step-00000001") as lead, storage.attempt("step-00000001") as joined:
+        joined.join(lead.share())
+        lead.put("a/c", [b"1"])
+        with pytest.raises((StorageError, StepExists)):
+            joined.put("a/c", [b"2"])
+
+
+def test_a_shared_attempt_that_is_given_up_leaves_nothing(store: Open) -> None:
+    """Whoever shared it removes it, and who joined later is told."""
+    storage = opened(store)
+    before = storage.names()
+    with storage.attempt("step-00000001") as joined:
+        with storage.attempt("step-00000001") as lead:
+            shared = lead.share()
+            joined.join(shared)
+            joined.put("a/c", [b"1"])
+        with pytest.raises(StorageError), storage.attempt("step-00000001") as late:
+            late.join(shared)
+    assert storage.names() == before
+
+
+def test_who_joins_leaves_the_replaced_step_to_who_shared(store: Open) -> None:
+    """It ends at any time: before or after the other has removed the former one."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"old")
+    with storage.attempt("step-00000001") as joined, storage.attempt("step-00000001") as lead:
+        joined.join(lead.share())
+        joined.put("b/c", [b"new"])
+        lead.publish(b"record", replace=True)
+    assert storage.read("step-00000001/b/c", 9) == b"new"
+    assert [name for name in storage.names() if name != ".lock"] == ["step-00000001"]
+
+
 def test_an_attempt_is_invisible_until_it_is_published_and_leaves_nothing(store: Open) -> None:
     """Neither while it runs nor after it was given up."""
     storage = opened(store)
