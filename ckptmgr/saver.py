@@ -20,7 +20,7 @@ from absl import logging
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, NoSpace, ProcessesDiffer
 from ckptmgr.format.digest import digest
-from ckptmgr.format.manifest import decode_record, encode_record
+from ckptmgr.format.encoding import decode_record, encode_record
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, nonce
 from ckptmgr.future import Progress, State
 from ckptmgr.jobs import Ledger, SaveJob, outcome_of

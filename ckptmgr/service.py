@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import os
 import threading
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -25,12 +24,13 @@ from absl import logging
 from anyio.from_thread import BlockingPortal
 
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import CheckpointError, ManagerClosed, StepExists, WaitTimeout
+from ckptmgr.errors import CheckpointError, ManagerClosed, WaitTimeout
 from ckptmgr.format.step import StepInfo
 from ckptmgr.future import LoadFuture, State, settled
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.snapshot import take
+from ckptmgr.queue import SaveQueue
 from ckptmgr.saver import Saver
 from ckptmgr.storage.base import Storage
 
@@ -61,15 +61,11 @@ class Service:
     ) -> None:
         self._saver = Saver(storage, ledger, coordinator)
         self._ledger = ledger
-        self._coordinator = coordinator
-        self._max_pending = max_pending
         self._writer = writer
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._queue = SaveQueue(max_pending, coordinator, self.check_open, self._ended)
+        self._changed = self._queue.changed
         self._snapshots = threading.Lock()
-        self._queue: deque[SaveJob] = deque()
-        self._asked: Counter[str] = Counter()  # how often each step was saved where others follow
-        self._active: SaveJob | None = None
         self._loads: set[LoadFuture] = set()
         self._closing = False
         self._work: Future[None] = Future()
@@ -95,7 +91,7 @@ class Service:
         # One after the other, in the order of the queue: a snapshot that waits for room must
         # never wait for copies of a save that stands behind it.
         with self._snapshots:
-            if not self._admit(job, on_busy):
+            if not self._queue.admit(job, on_busy, self.topic):
                 job.future.resolve(State.SKIPPED, None)
                 return False
             try:
@@ -106,69 +102,6 @@ class Service:
         job.planned.arrays.clear()
         return True
 
-    def _admit(self, job: SaveJob, on_busy: OnBusy) -> bool:
-        """Give a save its place in the queue; False where it is skipped. Blocks by `on_busy`.
-
-        Raises:
-          StepExists: a save of that name waits or runs, and this one does not overwrite.
-          ManagerClosed: the service no longer takes any.
-        """
-        if on_busy != "wait" and self._coordinator.count > 1:
-            return self._admit_as_told(job, on_busy)
-        with self._changed:
-            while True:
-                self._refuse(job)
-                if self._has_room():
-                    break
-                if on_busy == "skip":
-                    return False
-                if on_busy == "replace" and self._queue:
-                    self._queue[0].future.cancel()  # its wakeup takes it out of the queue
-                else:
-                    self._changed.wait()
-            self._append(job)
-        return True
-
-    def _has_room(self) -> bool:
-        return len(self._queue) + (self._active is not None) <= self._max_pending
-
-    def _append(self, job: SaveJob) -> None:
-        job.future.add_wakeup(self._ended)  # first: another thread may replace it at once
-        self._queue.append(job)
-
-    def _admit_as_told(self, job: SaveJob, on_busy: OnBusy) -> bool:
-        """As process 0 says, for how far each one is with its saves is its own."""
-        with self._changed:
-            self._refuse(job)
-
-        def say() -> bytes:
-            with self._changed:
-                if self._has_room():
-                    return b"go"
-                if on_busy == "skip":
-                    return b"skip"
-                self._changed.wait_for(lambda: self._queue or self._has_room())
-                return b"go" if self._has_room() else self._queue[0].name.encode()
-
-        self._asked[job.name] += 1
-        job.replaceable = on_busy == "replace"
-        topic = f"{self.topic}/busy/{job.name}/{self._asked[job.name]}"
-        told = self._coordinator.follow(topic, say).decode()
-        if told == "skip":
-            return False
-        with self._changed:
-            for other in [other for other in [self._active, *self._queue] if other is not None]:
-                if other.name == told:
-                    other.future.cancel()
-            self._append(job)
-        return True
-
-    def _refuse(self, job: SaveJob) -> None:
-        self.check_open()
-        running = [self._active] if self._active else []
-        if not job.replace and any(other.name == job.name for other in [*running, *self._queue]):
-            raise StepExists("a save of this step is queued already", step=job.future.step)
-
     def check_open(self) -> None:
         """Raise ManagerClosed where no work is taken any more."""
         if os.getpid() != self._pid:
@@ -177,10 +110,10 @@ class Service:
             raise ManagerClosed("this manager was closed")
 
     def _withdraw(self, job: SaveJob) -> None:
-        """Undo `_admit` after a failed snapshot; on return nothing of the save is left."""
+        """After a failed snapshot; on return nothing of the save is left."""
         job.future.cancel()
         with self._changed:
-            self._changed.wait_for(lambda: job is not self._active)
+            self._changed.wait_for(lambda: job is not self._queue.active)
 
     @property
     def topic(self) -> str:
@@ -194,7 +127,7 @@ class Service:
         """
         with self._changed:
             if not self._closing:
-                self._queue.append(job)
+                self._queue.push(job)
         job.handover.close()
 
     def kick(self) -> None:
@@ -205,9 +138,7 @@ class Service:
 
     def pending(self) -> list[int]:
         """The steps that wait or are being written, in the order of their saves."""
-        with self._changed:
-            jobs = [self._active, *self._queue] if self._active else list(self._queue)
-        return [job.future.step for job in jobs if job.future.step is not None]
+        return [job.future.step for job in self._queue.jobs() if job.future.step is not None]
 
     def load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work` beside the saves; its result or error goes into `future`."""
@@ -223,7 +154,7 @@ class Service:
           WaitTimeout: `timeout` seconds went by first; the saves go on.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._queue and not self._active, timeout):
+            if not self._changed.wait_for(self._queue.is_empty, timeout):
                 raise WaitTimeout(f"saves are still running after {timeout} s: {self.pending()}")
 
     def finish(self) -> None:
@@ -253,15 +184,14 @@ class Service:
             raise WaitTimeout(f"gave up saves that were not done within {timeout} s: {late}")
 
     def _is_idle(self) -> bool:
-        return not self._queue and not self._active and not self._loads
+        return self._queue.is_empty() and not self._loads
 
     def _end(self) -> None:
         """Cancel what is left and see the threads off, within seconds whatever they do."""
         with self._changed:
-            saves = [self._active, *self._queue] if self._active else list(self._queue)
             loads = list(self._loads)
         self._saver.given_up = True
-        for job in saves:
+        for job in self._queue.jobs():
             job.future.cancel()
         for load in loads:
             load.cancel()
@@ -290,14 +220,11 @@ class Service:
         if not future.cancelled():
             return
         with self._changed:
-            jobs = [self._active, *self._queue] if self._active else list(self._queue)
-            for job in (job for job in jobs if job.future is future):
+            for job in (job for job in self._queue.jobs() if job.future is future):
                 job.handover.abandon()
                 if job.scope is not None:
                     self._soon(job.scope.cancel)
-                if job in self._queue:
-                    self._queue.remove(job)
-                    self._changed.notify_all()
+                self._queue.remove(job)
 
     # The loop's side.
 
@@ -320,12 +247,9 @@ class Service:
         error.__cause__ = cause
         with self._changed:
             self._closing = True
-            jobs = [self._active, *self._queue] if self._active else list(self._queue)
             loads = list(self._loads)
-            self._active = None
-            self._queue.clear()
             self._loads.clear()
-            self._changed.notify_all()
+            jobs = self._queue.clear()
         for job in jobs:
             job.handover.abandon()
         for future in [*(job.future for job in jobs), *loads]:
@@ -344,11 +268,9 @@ class Service:
         """Save one after the other until the service closes."""
         while True:
             with self._changed:
-                if self._queue:
-                    self._active = self._queue.popleft()
-                elif self._closing and not self._loads:
+                job, work = self._queue.next(), self._work
+                if job is None and self._closing and not self._loads:
                     return
-                job, work = self._active, self._work
             if job is None:
                 await settled(work)
                 continue
@@ -358,9 +280,7 @@ class Service:
                 job.handover.abandon()
                 if not job.future.done():  # only where the service itself fails
                     job.future.resolve(State.FAILED, CheckpointError("the service ended"))
-                with self._changed:
-                    self._active = None
-                    self._changed.notify_all()
+                self._queue.done()
 
     async def _save(self, job: SaveJob) -> None:
         outcome: StepInfo | CheckpointError | None = None

@@ -27,6 +27,7 @@ LAYERS = {
     "catalog": 6,
     "jobs": 6,
     "saver": 7,
+    "queue": 7,
     "service": 8,
     "run": 9,
     "manager": 10,

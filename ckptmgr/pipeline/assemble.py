@@ -26,8 +26,9 @@ from ckptmgr.pipeline.broadcast import Sent, broadcast, can_send, replicas, to_b
 from ckptmgr.pipeline.extent import Extent
 from ckptmgr.pipeline.forms import python_value
 from ckptmgr.pipeline.match import Goal, Placement
-from ckptmgr.pipeline.read import Found, Wanted, aligned
+from ckptmgr.pipeline.read import Wanted, aligned
 from ckptmgr.pipeline.request import Request
+from ckptmgr.pipeline.source import Found
 from ckptmgr.tree.handlers import Array
 
 _ON_HOST: Final = Placement()

@@ -21,6 +21,7 @@ import numpy as np
 from ckptmgr.errors import DamagedStep, MissingFile
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.digest import digest
+from ckptmgr.format.encoding import encode_manifest, encode_record
 from ckptmgr.format.manifest import (
     FORMAT,
     CommitRecord,
@@ -28,8 +29,6 @@ from ckptmgr.format.manifest import (
     Node,
     NoneNode,
     PerProcessNode,
-    encode_manifest,
-    encode_record,
     renumbered,
 )
 from ckptmgr.format.scalar import JSON, from_json

@@ -11,12 +11,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
-from types import EllipsisType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,12 +32,11 @@ from ckptmgr.format.zarr import RAW, Shape
 from ckptmgr.limiter import ByteLimiter, Lease
 from ckptmgr.pipeline import codec, extent
 from ckptmgr.pipeline.extent import Extent
+from ckptmgr.pipeline.source import Found, Group, Index, Part, Request, Source
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
 
 _GAP: Final = 512  # bytes; the padding of small arrays is less than 64
-_Index = tuple[slice | EllipsisType, ...]
-Found = Mapping[tuple[int, str, int], np.ndarray]  # by leaf, array name and number of the part
 
 
 class Wanted(NamedTuple):
@@ -82,44 +77,6 @@ class _Member(NamedTuple):
         return self.want.entry.shape if self.box.box is None else extent.shape_of(self.box.box)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A range of one file to read: it goes to `target`, where each span has a digest.
-
-    Where the file's bytes are no contiguous run of what is wanted, `target` is None: they
-    are read aside, decoded where they have a codec, and copied to where they `go`: parts of
-    an array of that dtype and shape, each with its place.
-    """
-
-    key: str
-    size: int  # of the whole file; with a codec, the most that it can be
-    checks: tuple[tuple[int, int, str, str], ...]  # start, stop, digest, leaf path
-    target: memoryview | None
-    dtype: np.dtype
-    shape: Shape
-    go: tuple[tuple[np.ndarray, _Index], ...] = ()
-    offset: int = 0
-    grid: Grid | None = None  # given where it has a codec
-
-
-@dataclass(slots=True)
-class _Group:
-    """Arrays that share a buffer, complete when no part is left to read."""
-
-    found: Found
-    parts: list[_Part]
-    lease: Lease
-    left: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A buffer to be: its bytes, and what makes the group once they are granted."""
-
-    nbytes: int
-    make: Callable[[Lease], _Group]
-
-
 class Reader:
     """Reads arrays of one step.
 
@@ -146,7 +103,7 @@ class Reader:
           DamagedStep: bytes are missing or are not those that were saved.
         """
         with contextlib.ExitStack() as leases:
-            source = _Source(self._requests(wanted), self._limiter, leases)
+            source = Source(self._requests(wanted), self._limiter, leases)
             leases.callback(source.close)
 
             def worker() -> None:
@@ -160,7 +117,7 @@ class Reader:
 
             await run_threads(self._storage.read_tasks, worker, source.stop)
 
-    def _requests(self, wanted: Sequence[Wanted]) -> Iterator[_Request]:
+    def _requests(self, wanted: Sequence[Wanted]) -> Iterator[Request]:
         packed: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for want in wanted:
             if want.entry.grid:
@@ -171,7 +128,7 @@ class Reader:
         for (process, cell), members in packed.items():
             yield self._pack(self._packs[process], cell, members)
 
-    def _own(self, want: Wanted, grid: Grid) -> _Request:
+    def _own(self, want: Wanted, grid: Grid) -> Request:
         """A large array: a buffer for each of its boxes, and one part a chunk."""
         entry, raw = want.entry, grid.codec == RAW
         dtype = zarr.DTYPES[entry.dtype]
@@ -182,7 +139,7 @@ class Reader:
         aside = 0 if run else at_a_time * (stored if raw else 2 * stored + size)
         directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"
 
-        def make(lease: Lease) -> _Group:
+        def make(lease: Lease) -> Group:
             buffers = [
                 aligned(extent.items(box) * dtype.itemsize)
                 .view(dtype)
@@ -199,7 +156,7 @@ class Reader:
                 straight = raw and region.shape == cell.shape and region.flags.c_contiguous
                 nbytes = math.prod(cell.shape) * dtype.itemsize
                 parts.append(
-                    _Part(
+                    Part(
                         key=f"{directory}/{cell.key}",
                         size=size,
                         checks=((0, nbytes, proof, want.path),),
@@ -211,16 +168,16 @@ class Reader:
                     )
                 )
             found = {(want.leaf, entry.name, n): buffer for n, buffer in enumerate(buffers)}
-            return _Group(found, parts, lease, len(parts))
+            return Group(found, parts, lease, len(parts))
 
-        return _Request(want.nbytes + aside + want.copied, make)
+        return Request(want.nbytes + aside + want.copied, make)
 
-    def _pack(self, pack: Pack, cell: int, members: list[_Member]) -> _Request:
+    def _pack(self, pack: Pack, cell: int, members: list[_Member]) -> Request:
         """One chunk of a pack: a buffer that all its arrays are parts of, and one part a range."""
         members.sort(key=lambda member: member.box.offset)
         ranges = _ranges([(m.box.offset % pack.chunk, m.nbytes) for m in members])
 
-        def make(lease: Lease) -> _Group:
+        def make(lease: Lease) -> Group:
             buffer = aligned(
                 sum(-(-(stop - start) // ALIGNMENT) * ALIGNMENT for start, stop, _ in ranges)
             )
@@ -237,7 +194,7 @@ class Reader:
                     span = target[first:last].view(zarr.DTYPES[want.entry.dtype])
                     found[want.leaf, want.entry.name, member.number] = span.reshape(member.shape)
                 parts.append(
-                    _Part(
+                    Part(
                         key=f"{self._name}/{PACKS}/{pack.process}/c.{cell}",
                         size=pack.chunk + zarr.CHECKSUM_BYTES,
                         checks=tuple(checks),
@@ -247,12 +204,12 @@ class Reader:
                         offset=start,
                     )
                 )
-            return _Group(found, parts, lease, len(parts))
+            return Group(found, parts, lease, len(parts))
 
         copied = sum(member.want.copied for member in members)
-        return _Request(sum(stop - start + ALIGNMENT for start, stop, _ in ranges) + copied, make)
+        return Request(sum(stop - start + ALIGNMENT for start, stop, _ in ranges) + copied, make)
 
-    def _fill(self, part: _Part) -> None:
+    def _fill(self, part: Part) -> None:
         """Read a range of one file and check it.
 
         Raises:
@@ -275,7 +232,7 @@ class Reader:
             for region, index in part.go:
                 region[...] = cell[index]
 
-    def _read(self, part: _Part) -> memoryview:
+    def _read(self, part: Part) -> memoryview:
         """The bytes of a part, in its target if it has one."""
         if part.grid is not None:
             data = self._storage.read(part.key, part.size)
@@ -290,13 +247,13 @@ class Reader:
 
 def _places(
     cell: Extent, boxes: Sequence[Extent], buffers: Sequence[np.ndarray]
-) -> Iterator[tuple[np.ndarray, _Index]]:
+) -> Iterator[tuple[np.ndarray, Index]]:
     """What of the buffers of boxes a chunk fills, each with the part of the chunk that it is."""
     for box, buffer in zip(boxes, buffers, strict=True):
         common = extent.meet(cell, box)
         if common is not None:
             # With an ellipsis it is a view even without dimensions.
-            here: _Index = (*extent.inside(common, box), ...)
+            here: Index = (*extent.inside(common, box), ...)
             yield buffer[here], (*extent.inside(common, cell), ...)
 
 
@@ -313,58 +270,6 @@ def _ranges(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
         else:
             found.append((offset, offset + nbytes, 1))
     return found
-
-
-class _Source:
-    """Hands out the parts of one request after the other, each once its bytes are granted."""
-
-    def __init__(
-        self, requests: Iterator[_Request], limiter: ByteLimiter, leases: contextlib.ExitStack
-    ) -> None:
-        self._requests = requests
-        self._limiter = limiter
-        self._leases = leases
-        self._turn = threading.Lock()  # held while waiting for the limiter
-        self._counting = threading.Lock()  # so this is another: what waits ends by a group's end
-        self._waiting: Future[Lease] | None = None
-        self._stopped = False
-        self._parts = self._all()
-
-    def next(self) -> tuple[_Group, _Part] | None:
-        """The next part; None after the last, or once stopped."""
-        with self._turn:
-            return None if self._stopped else next(self._parts, None)
-
-    def is_last_of(self, group: _Group) -> bool:
-        """Whether the part that was just filled was the last one of its group."""
-        with self._counting:
-            group.left -= 1
-            return not group.left
-
-    def stop(self) -> None:
-        """Hand out no more, not even what waits for the limiter now."""
-        self._stopped = True
-        waiting = self._waiting
-        if waiting is not None:
-            self._limiter.give_up(waiting)
-
-    def close(self) -> None:
-        """Let go of the last group."""
-        self._parts.close()
-
-    def _all(self) -> Generator[tuple[_Group, _Part], None, None]:
-        for request in self._requests:
-            self._waiting = self._limiter.request(request.nbytes)
-            if self._stopped:
-                self._limiter.give_up(self._waiting)
-            try:
-                lease = self._waiting.result()
-            except CancelledError:
-                return
-            self._leases.callback(lease.release)
-            group = request.make(lease)
-            for part in group.parts:
-                yield group, part
 
 
 def aligned(nbytes: int) -> np.ndarray:

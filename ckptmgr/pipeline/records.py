@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
-from ckptmgr.format.manifest import (
-    LARGEST_MANIFEST,
-    LARGEST_RECORD,
-    CommitRecord,
-    Manifest,
-    decode_manifest,
-    decode_record,
-)
+from ckptmgr.format.encoding import LARGEST_MANIFEST, LARGEST_RECORD, decode_manifest, decode_record
+from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD, MANIFEST
 from ckptmgr.storage.base import Storage
 

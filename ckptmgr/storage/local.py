@@ -247,12 +247,18 @@ class LocalAttempt:
             logging.error("the former step is left at %s", self.directory)
             return
         try:
-            _remove(self.directory)
+            _remove(self._aside() if self._shared else self.directory)
         except StorageError as error:
-            if not (self._swapped or self._shared):
+            if not self._swapped:
                 raise
-            # Of a shared one another process may still be writing, in vain; the next writer sweeps.
-            logging.warning("what was written before could not be removed: %s", error)
+            logging.warning("the former step could not be removed: %s", error)
+
+    def _aside(self) -> str:
+        """The directory under another name, where processes that still write cannot find it."""
+        trash = os.path.join(self._root, temporary_name(self._name, "trash"))
+        with _translated(self.directory), contextlib.suppress(FileNotFoundError):
+            os.rename(self.directory, trash)
+        return trash
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from ckptmgr import DamagedStep, UnsupportedFormat
+from ckptmgr.format import encoding
 from ckptmgr.format import manifest as m
 from ckptmgr.format.digest import digest
 from ckptmgr.format.zarr import Codec
@@ -27,24 +28,24 @@ def record_of(data: bytes, **changes: object) -> m.CommitRecord:
 
 def test_a_manifest_comes_back() -> None:
     """Equal in every field."""
-    data = m.encode_manifest(MANIFEST)
-    assert m.decode_manifest(data, record_of(data), "tree.json") == MANIFEST
+    data = encoding.encode_manifest(MANIFEST)
+    assert encoding.decode_manifest(data, record_of(data), "tree.json") == MANIFEST
 
 
 def test_a_record_comes_back() -> None:
     """NaN metrics included."""
     record = record_of(b"", metrics={"loss": {"float": "7ff8000000000000"}})
-    assert m.decode_record(m.encode_record(record), "checkpoint.json") == record
+    assert encoding.decode_record(encoding.encode_record(record), "checkpoint.json") == record
 
 
 def test_every_flipped_byte_of_a_record_is_found() -> None:
     """By its own digest, or because it does not parse."""
-    data = m.encode_record(record_of(b""))
+    data = encoding.encode_record(record_of(b""))
     for place in range(len(data) - 1):  # the last is a newline
         wrong = bytearray(data)
         wrong[place] ^= 1
         try:
-            found = m.decode_record(bytes(wrong), "checkpoint.json")
+            found = encoding.decode_record(bytes(wrong), "checkpoint.json")
         except (DamagedStep, UnsupportedFormat):
             continue
         assert found == record_of(b"")
@@ -52,16 +53,16 @@ def test_every_flipped_byte_of_a_record_is_found() -> None:
 
 def test_a_manifest_that_was_not_committed_is_refused() -> None:
     """Whole as it may be."""
-    data = m.encode_manifest(MANIFEST)
+    data = encoding.encode_manifest(MANIFEST)
     with pytest.raises(DamagedStep, match="not the one that was committed"):
-        m.decode_manifest(data, record_of(b"other"), "tree.json")
+        encoding.decode_manifest(data, record_of(b"other"), "tree.json")
 
 
 def test_a_newer_format_says_so_even_where_its_fields_are_unknown() -> None:
     """Rather than that it is damaged."""
     data = msgspec.json.encode({"format": 2, "leafs": []})
     with pytest.raises(UnsupportedFormat, match=r"format 2 .* update ckptmgr"):
-        m.decode_manifest(data, record_of(data), "tree.json")
+        encoding.decode_manifest(data, record_of(data), "tree.json")
 
 
 def parts(*boxes: tuple[tuple[int, int], ...] | None) -> tuple[m.PackedBox, ...]:
@@ -72,8 +73,8 @@ def parts(*boxes: tuple[tuple[int, int], ...] | None) -> tuple[m.PackedBox, ...]
 def test_parts_of_an_array_that_make_it_up_are_accepted() -> None:
     """One that no process held whole: cells of one grid, in any order."""
     whole = bad(shape=(2, 2), packed=parts(((1, 2), (0, 2)), ((0, 1), (0, 2))))
-    data = m.encode_manifest(whole)
-    assert m.decode_manifest(data, record_of(data), "tree.json") == whole
+    data = encoding.encode_manifest(whole)
+    assert encoding.decode_manifest(data, record_of(data), "tree.json") == whole
 
 
 def test_what_each_process_had_is_found_and_numbered_anew() -> None:
@@ -131,9 +132,9 @@ def bad(**changes: object) -> m.Manifest:
 )
 def test_a_manifest_that_contradicts_itself_is_refused(manifest: m.Manifest, fault: str) -> None:
     """Before any of its numbers is used."""
-    data = m.encode_manifest(manifest)
+    data = encoding.encode_manifest(manifest)
     with pytest.raises(DamagedStep, match=fault):
-        m.decode_manifest(data, record_of(data), "tree.json")
+        encoding.decode_manifest(data, record_of(data), "tree.json")
 
 
 @pytest.mark.parametrize(
@@ -143,4 +144,4 @@ def test_a_manifest_that_contradicts_itself_is_refused(manifest: m.Manifest, fau
 def test_what_is_no_manifest_is_damage_and_nothing_else(data: bytes) -> None:
     """Whatever msgspec says of it."""
     with pytest.raises(DamagedStep):
-        m.decode_manifest(data, record_of(data), "tree.json")
+        encoding.decode_manifest(data, record_of(data), "tree.json")

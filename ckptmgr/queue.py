@@ -1,0 +1,152 @@
+"""The queue of saves: those that wait and the one that runs, and who is let in when it is full.
+
+Everything is decided under one condition, which the service shares. With several
+processes the queue of each is as far as it is, so where time decides, process 0 does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from ckptmgr.distributed.coordinator import Coordinator
+from ckptmgr.errors import StepExists
+from ckptmgr.format.step import StepInfo
+from ckptmgr.jobs import OnBusy, SaveJob
+
+
+class SaveQueue:
+    """Saves in the order in which they will run.
+
+    Args:
+      max_pending: how many may wait behind the one that runs.
+      coordinator: how the processes agree on who is let in.
+      check_open: raises where no save is taken any more; called under the condition.
+      ended: is told of each save whose future ends.
+
+    Attributes:
+      changed: the condition under which all of it changes.
+      active: the save that runs.
+    """
+
+    def __init__(
+        self,
+        max_pending: int,
+        coordinator: Coordinator,
+        check_open: Callable[[], None],
+        ended: Callable[[Future[StepInfo | None]], None],
+    ) -> None:
+        self.changed = threading.Condition()
+        self.active: SaveJob | None = None
+        self._max_pending = max_pending
+        self._coordinator = coordinator
+        self._check_open = check_open
+        self._ended = ended
+        self._waiting: deque[SaveJob] = deque()
+        self._asked: Counter[str] = Counter()  # how often each step was saved where others follow
+
+    def jobs(self) -> list[SaveJob]:
+        """The one that runs, and those that wait."""
+        with self.changed:
+            return [*([self.active] if self.active else []), *self._waiting]
+
+    def admit(self, job: SaveJob, on_busy: OnBusy, topic: str) -> bool:
+        """Give a save its place; False where it is skipped. Blocks by `on_busy`.
+
+        Raises:
+          StepExists: a save of that name waits or runs, and this one does not overwrite.
+          ManagerClosed: no save is taken any more.
+        """
+        if on_busy != "wait" and self._coordinator.count > 1:
+            return self._admit_as_told(job, on_busy, topic)
+        with self.changed:
+            while True:
+                self._refuse(job)
+                if self._has_room():
+                    break
+                if on_busy == "skip":
+                    return False
+                if on_busy == "replace" and self._waiting:
+                    self._waiting[0].future.cancel()  # its wakeup takes it out of the queue
+                else:
+                    self.changed.wait()
+            self._append(job)
+        return True
+
+    def _admit_as_told(self, job: SaveJob, on_busy: OnBusy, topic: str) -> bool:
+        """As process 0 says."""
+        with self.changed:
+            self._refuse(job)
+
+        def say() -> bytes:
+            with self.changed:
+                if self._has_room():
+                    return b"go"
+                if on_busy == "skip":
+                    return b"skip"
+                self.changed.wait_for(lambda: self._waiting or self._has_room())
+                return b"go" if self._has_room() else self._waiting[0].name.encode()
+
+        self._asked[job.name] += 1
+        job.replaceable = on_busy == "replace"
+        asked = f"{topic}/busy/{job.name}/{self._asked[job.name]}"
+        told = self._coordinator.follow(asked, say).decode()
+        if told == "skip":
+            return False
+        with self.changed:
+            for other in self.jobs():
+                if other.name == told:
+                    other.future.cancel()
+            self._append(job)
+        return True
+
+    def _refuse(self, job: SaveJob) -> None:
+        self._check_open()
+        if not job.replace and any(other.name == job.name for other in self.jobs()):
+            raise StepExists("a save of this step is queued already", step=job.future.step)
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) + (self.active is not None) <= self._max_pending
+
+    def _append(self, job: SaveJob) -> None:
+        job.future.add_wakeup(self._ended)  # first: another thread may replace it at once
+        self._waiting.append(job)
+
+    def push(self, job: SaveJob) -> None:
+        """Take what has no snapshot to wait for, however many wait already."""
+        with self.changed:
+            self._waiting.append(job)
+
+    def next(self) -> SaveJob | None:
+        """The save that is to run now, if there is one; under the condition."""
+        if self._waiting:
+            self.active = self._waiting.popleft()
+        return self.active
+
+    def done(self) -> None:
+        """The one that ran has ended."""
+        with self.changed:
+            self.active = None
+            self.changed.notify_all()
+
+    def remove(self, job: SaveJob) -> None:
+        """Take a save out that waits."""
+        with self.changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                self.changed.notify_all()
+
+    def clear(self) -> list[SaveJob]:
+        """Take all of them out, the one that runs too."""
+        with self.changed:
+            jobs = self.jobs()
+            self.active = None
+            self._waiting.clear()
+            self.changed.notify_all()
+        return jobs
+
+    def is_empty(self) -> bool:
+        """Whether none waits or runs."""
+        return not self._waiting and self.active is None
