@@ -89,6 +89,14 @@ class StepExists(CheckpointError):
     """The step is committed or queued already; `overwrite=True` replaces it."""
 
 
+class StepHeld(CheckpointError):
+    """Somebody reads, holds or replaces the step now, so it is neither deleted nor replaced."""
+
+
+class StepDeleted(CheckpointError, LookupError):
+    """The step was deleted, or replaced, before it could be held or while it was read."""
+
+
 class NoSuchStep(CheckpointError, LookupError):
     """There is no committed step of that description."""
 

@@ -18,6 +18,7 @@ COMMIT_RECORD = "checkpoint.json"
 MANIFEST = "tree.json"
 ARRAYS = "arrays"
 PACKS = "packs"
+NOTES = "notes"
 LARGEST_STEP = 2**63 - 1
 
 _STEP = re.compile(r"step-(\d{8}|[1-9]\d{8,18})")
@@ -26,7 +27,7 @@ _LEFTOVER = re.compile(r"\.(?:tmp|trash)-step-\d{8,19}-[0-9a-f]{16}")
 
 _CHUNK = r"c(\.\d+)*"
 _OURS = re.compile(
-    rf"{re.escape(COMMIT_RECORD)}|{re.escape(MANIFEST)}"
+    rf"{re.escape(COMMIT_RECORD)}|{re.escape(MANIFEST)}|{NOTES}/[^/]+"
     rf"|{ARRAYS}/([^/]+/)?zarr\.json|{ARRAYS}/[^/]+/{_CHUNK}|{PACKS}/\d+/(zarr\.json|{_CHUNK})"
 )
 
@@ -92,7 +93,10 @@ def nonce() -> str:
 
 
 def temporary_name(name: str, kind: str) -> str:
-    """The name of `name` while it is being written (kind `tmp`) or deleted (kind `trash`)."""
+    """The name of `name` while it is being written (kind `tmp`) or deleted (kind `trash`).
+
+    Of kinds `damaged` and `abandoned` that of a step that was set aside, which nobody sweeps.
+    """
     return f".{kind}-{name}-{nonce()}"
 
 

@@ -52,7 +52,8 @@ class Attempt(Protocol):
 
         Raises:
           StepExists: the name is taken and `replace` is False, or what is there is no longer
-            `former`, or another writer replaces it now; it is untouched.
+            `former`; it is untouched.
+          StepHeld: what is there is being read, held or replaced; it is untouched.
           StorageError: what is there holds files that we do not write; it is untouched.
         """
 
@@ -97,12 +98,38 @@ class Storage(Protocol):
     def attempt(self, name: str) -> AbstractContextManager[Attempt]:
         """Begin a step of this name."""
 
+    def reading(self, name: str) -> AbstractContextManager[None]:
+        """Keep a step from being deleted or replaced, by any process, until the context ends.
+
+        Raises:
+          StepDeleted: it is not there, or no longer.
+        """
+
     def delete(self, name: str) -> None:
         """Remove a step; a crash in between leaves nothing that counts as one.
 
         Raises:
+          StepHeld: somebody reads, holds or replaces it now; it is untouched.
           StorageError: it holds files that we do not write; it is untouched.
         """
+
+    def set_aside(self, name: str, kind: str) -> str:
+        """Give a step a name under which it is none, and which it keeps; returns it.
+
+        Raises as `delete`.
+        """
+
+    def add(self, key: str, data: bytes) -> None:
+        """Put a small file into a published step, in the place of a former one, durable on return.
+
+        Whoever looks sees all of it or nothing. For who keeps the step meanwhile.
+        """
+
+    def discard(self, key: str) -> None:
+        """Remove a file that was added."""
+
+    def files(self, key: str) -> list[str]:
+        """The names of the files in a directory of a step; none where it is not there."""
 
     def sweep(self) -> list[str]:
         """Remove what dead writers left, for the one writer only; returns the names."""

@@ -1,7 +1,8 @@
-"""Locks by flock: of a directory's one writer, and of a step that is being replaced.
+"""Locks by flock: of a directory's one writer, and of a step that is read, held or replaced.
 
 The kernel drops a lock when its holder dies, so it is never stale; the text in the
-writer's lock file is for people.
+writer's lock file is for people. A lock belongs to the open file, which a forked child
+has too: it lets go of all of them at once, so that its parent's end is the lock's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,39 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 
-from ckptmgr.errors import DirectoryLocked, StepExists, StorageError
+from absl import logging
+
+from ckptmgr.errors import DirectoryLocked, StepDeleted, StepExists, StepHeld, StorageError
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+_HELD: set[int] = set()  # the descriptors of locks, for a forked child to close
+
+
+def _let_go_in_child() -> None:
+    for descriptor in _HELD:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+@contextlib.contextmanager
+def _descriptor(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
+    """An open file whose lock ends with this context, or in a forked child at once."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    _HELD.add(descriptor)
+    owner = os.getpid()
+    try:
+        yield descriptor
+    finally:
+        if os.getpid() == owner:
+            _HELD.discard(descriptor)
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -26,13 +55,13 @@ def exclusive_lock(path: str) -> Iterator[None]:
       DirectoryLocked: somebody else holds it; the text names host and process.
       StorageError: the file cannot be made, or the file system has no locks.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise StorageError(
-            f"the lock file cannot be opened: {error.strerror}", file=path
-        ) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(_descriptor(path, os.O_RDWR | os.O_CREAT))
+        except OSError as error:
+            raise StorageError(
+                f"the lock file cannot be opened: {error.strerror}", file=path
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -44,50 +73,88 @@ def exclusive_lock(path: str) -> Iterator[None]:
             ) from error
         except OSError as error:
             raise StorageError(
-                f"the directory cannot be locked: {error.strerror}", file=path
+                f"the directory cannot be locked: {error.strerror}; on a file system without "
+                "locks two writers would not know of each other",
+                file=path,
             ) from error
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"host {socket.gethostname()}, pid {os.getpid()}\n".encode(), 0)
+        since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        text = f"host {socket.gethostname()}, pid {os.getpid()}, since {since}\n"
+        os.pwrite(descriptor, text.encode(), 0)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
-def replacing(record: str, former: bytes | None) -> Iterator[None]:
-    """Be the only one who replaces the step whose commit record is the file `record`.
+def shared(record: str) -> Iterator[None]:
+    """Keep the step whose commit record is the file `record` from being deleted or replaced.
 
-    Where the file system has no locks this relies on what `former` says.
+    Waits while somebody else deletes or replaces it, which is a rename long.
 
     Raises:
-      StepExists: somebody else replaces it now or has done so; it no longer has `former`.
+      StepDeleted: it is no longer there.
     """
-    try:
-        descriptor = os.open(record, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError as error:
-        if former is not None:
-            raise StepExists("it was removed meanwhile", file=record) from error
-        descriptor = None
-    if descriptor is None:
-        yield  # no commit record, no step
-        return
-    try:
-        _lock_against(descriptor, record)
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(_descriptor(record, os.O_RDONLY))
+            except FileNotFoundError as error:
+                raise StepDeleted("the step was deleted", file=record) from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                logging.log_first_n(
+                    logging.WARNING,
+                    "this file system has no locks: a step that is read may be deleted: %s",
+                    1,
+                    record,
+                )
+            if _is_at(descriptor, record):
+                yield
+                return
+
+
+@contextlib.contextmanager
+def exclusively(record: str, former: bytes | None) -> Iterator[None]:
+    """Be the only one who has to do with the step whose commit record is the file `record`.
+
+    Does not wait. Where the file system has no locks this relies on what `former` says.
+
+    Raises:
+      StepHeld: somebody reads, holds or replaces it now.
+      StepExists: it is another one by now, or no longer has `former`.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(_descriptor(record, os.O_RDWR))
+        except FileNotFoundError as error:
+            if former is not None:
+                raise StepExists("it was removed meanwhile", file=record) from error
+            yield  # no commit record, no step
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StepHeld(
+                "it is being read, held or replaced; try again later", file=record
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         # What was opened may have been replaced before it was locked.
-        with open(record, "rb") as now:
-            same = os.path.samestat(os.fstat(now.fileno()), os.fstat(descriptor))
-            if not same or former not in (None, now.read()):
-                raise StepExists("it was changed meanwhile; try again", file=record)
+        if not _is_at(descriptor, record):
+            raise StepExists("it was changed meanwhile; try again", file=record)
+        if former is not None:
+            with open(record, "rb") as now:
+                if now.read() != former:
+                    raise StepExists("it was changed meanwhile; try again", file=record)
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _lock_against(descriptor: int, record: str) -> None:
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether a path still leads to the open file."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StepExists("another writer replaces it now; try again", file=record) from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

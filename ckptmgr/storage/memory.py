@@ -5,9 +5,18 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ckptmgr.errors import DirectoryLocked, MissingFile, StepExists, StorageError, TruncatedFile
+from ckptmgr.errors import (
+    DirectoryLocked,
+    MissingFile,
+    StepDeleted,
+    StepExists,
+    StepHeld,
+    StorageError,
+    TruncatedFile,
+)
 from ckptmgr.format.step import COMMIT_RECORD, step_number, temporary_name
 from ckptmgr.storage.base import Bytes, refuse_foreign
 
@@ -24,6 +33,7 @@ class MemoryStorage:
         self.replacing = threading.Lock()
         self.shared: dict[str, dict[str, bytes]] = {}  # by attempts that others may join
         self._writer = threading.Lock()
+        self._readers: Counter[str] = Counter()
 
     def create(self) -> None:
         """There is nothing to make."""
@@ -88,13 +98,62 @@ class MemoryStorage:
         finally:
             self.shared.pop(attempt.shared, None)
 
+    def reading(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Counted, under the lock that replacing takes."""
+        return self._reading(name)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        with self.replacing:
+            if COMMIT_RECORD not in self.steps.get(name, {}):
+                raise StepDeleted("the step was deleted", file=name)
+            self._readers[name] += 1
+        try:
+            yield
+        finally:
+            self._readers[name] -= 1
+
+    def check_free(self, name: str) -> None:
+        """Refuse to touch a step that is read, or holds files of others; under the lock."""
+        if self._readers[name]:
+            raise StepHeld("it is being read or held; try again later", file=name)
+        refuse_foreign(self.steps.get(name, ()), name)
+
     def delete(self, name: str) -> None:
         """Forget a step."""
-        refuse_foreign(self.steps.get(name, ()), name)
-        try:
+        with self.replacing:
+            self.check_free(name)
+            if name not in self.steps:
+                raise MissingFile("this step is missing", file=name)
             del self.steps[name]
-        except KeyError as error:
-            raise MissingFile("this step is missing", file=name) from error
+
+    def set_aside(self, name: str, kind: str) -> str:
+        """Another key."""
+        other = temporary_name(name, kind)
+        with self.replacing:
+            self.check_free(name)
+            self.steps[other] = self.steps.pop(name)
+        return other
+
+    def add(self, key: str, data: bytes) -> None:
+        """Replaced, never changed."""
+        name, _, path = key.partition("/")
+        with self.replacing:
+            self.steps[name] = {**self.steps[name], path: data}
+
+    def discard(self, key: str) -> None:
+        """Without that file."""
+        name, _, path = key.partition("/")
+        with self.replacing:
+            if path not in self.steps.get(name, {}):
+                raise MissingFile("this file is missing", file=key)
+            self.steps[name] = {p: data for p, data in self.steps[name].items() if p != path}
+
+    def files(self, key: str) -> list[str]:
+        """Those whose path begins so."""
+        name, _, path = key.partition("/")
+        inside = self.steps.get(name, {})
+        return sorted(p.rpartition("/")[2] for p in inside if p.rpartition("/")[0] == path)
 
     def sweep(self) -> list[str]:
         """Nothing outlives its writer here."""
@@ -148,5 +207,5 @@ class MemoryAttempt:
                 )
             if former is not None and there.get(COMMIT_RECORD) != former:
                 raise StepExists("it was changed meanwhile", file=self._name)
-            refuse_foreign(there, self._name)
+            self._storage.check_free(self._name)
             steps[self._name] = {**self._files, COMMIT_RECORD: record}

@@ -29,8 +29,9 @@ from ckptmgr import (
     WhenIdle,
 )
 from ckptmgr.distributed.client import JaxClient
+from ckptmgr.storage.attempt import LocalAttempt
 from ckptmgr.storage.base import Bytes
-from ckptmgr.storage.local import LocalAttempt, LocalStorage
+from ckptmgr.storage.local import LocalStorage
 from tests.distributed.contract import CONTRACT
 
 MIB = 1 << 20

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ckptmgr import CheckpointManager
+from ckptmgr.storage import rename
 
-NAMES = ("fsync", "fdatasync", "rename", "preadv", "writev")
+NAMES = ("fsync", "fdatasync", "preadv", "writev")
 
 
 @pytest.fixture
@@ -20,17 +22,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the store calls the system."""
     counted: Counter[str] = Counter()
 
-    def counting(name: str) -> None:
-        real = getattr(os, name)
+    def counting(where: ModuleType, name: str, kind: str) -> None:
+        real = getattr(where, name)
 
         def call(*arguments: object) -> object:
-            counted[name] += 1
+            counted[kind] += 1
             return real(*arguments)
 
-        monkeypatch.setattr(os, name, call)
+        monkeypatch.setattr(where, name, call)
 
     for name in NAMES:
-        counting(name)
+        counting(os, name, name)
+    counting(rename, "renameat2", "rename")
     return counted
 
 

@@ -26,6 +26,7 @@ from ckptmgr import (
     InvalidOption,
     NoSuchStep,
     StepExists,
+    StepHeld,
     TreeMismatch,
 )
 from tests.classes import Config, Layer
@@ -259,7 +260,7 @@ def test_no_update_of_concurrent_merges_is_lost(tmp_path: Path) -> None:
             try:
                 ckptmgr.save(tmp_path / "tree", {f"{worker}_{number}": number}, merge=True)
                 done.append(f"{worker}_{number}")
-            except StepExists as error:
+            except (StepExists, StepHeld) as error:
                 refused.append(error)
 
     threads = [threading.Thread(target=merge, args=(worker,)) for worker in range(3)]

@@ -8,11 +8,13 @@ import socket
 import stat
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from ckptmgr import DirectoryLocked, MissingFile, NoSpace, StorageError
 from ckptmgr.format.step import step_name, temporary_name
+from ckptmgr.storage import rename
 from ckptmgr.storage.local import LocalStorage
 
 
@@ -33,18 +35,19 @@ def test_everything_is_synced_before_the_rename_and_the_parent_after(
     def path_of(descriptor: int) -> str:
         return os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), storage.root)
 
-    def note(name: str) -> None:
-        real = getattr(os, name)
+    def note(where: ModuleType, name: str, kind: str) -> None:
+        real = getattr(where, name)
 
         def noted(*arguments: object) -> object:
             first = arguments[0]
-            calls.append((name, path_of(first) if isinstance(first, int) else "rename"))
+            calls.append((kind, path_of(first) if isinstance(first, int) else "rename"))
             return real(*arguments)
 
-        monkeypatch.setattr(os, name, noted)
+        monkeypatch.setattr(where, name, noted)
 
-    for name in ("fsync", "fdatasync", "rename"):
-        note(name)
+    note(os, "fsync", "fsync")
+    note(os, "fdatasync", "fdatasync")
+    note(rename, "renameat2", "rename")
     with storage.attempt("step-00000001") as attempt:
         attempt.put("arrays/w/c.0", [b"data"])
         attempt.put("tree.json", [b"{}"])

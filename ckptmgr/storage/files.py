@@ -1,0 +1,119 @@
+"""Files and directories: written through, read whole, their errors told as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+
+from ckptmgr.errors import CheckpointError, MissingFile, NoSpace, StorageError, TruncatedFile
+from ckptmgr.storage.base import Bytes, refuse_foreign
+
+DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+_MOST_PARTS = 1024  # IOV_MAX on Linux
+_BLOCK = 1 << 20
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def write_new(path: str, batches: Iterable[Sequence[Bytes]]) -> None:
+    """Write a new file and sync its bytes; its name is not durable yet."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, _FILE_MODE)
+    try:
+        for parts in batches:
+            write_all(descriptor, parts)
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Turn an OSError into ours, with what the user can do about it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        file = error.filename or path
+        if isinstance(error, FileNotFoundError):
+            raise MissingFile("this file is missing", file=file) from error
+        if error.errno in _NO_SPACE:
+            raise NoSpace(
+                f"{error.strerror}: free some space or keep fewer steps", file=file
+            ) from error
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            raise StorageError(f"{error.strerror}: check owner and mode", file=file) from error
+        raise StorageError(error.strerror or str(error), file=file) from error
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A file open for reading, never through a link."""
+    with translated(path):
+        # NONBLOCK: a FIFO in the place of a file must not hang the reader.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def blocks(descriptor: int) -> Iterator[list[bytes]]:
+    """The rest of an open file, a block at a time."""
+    while block := os.read(descriptor, _BLOCK):
+        yield [block]
+
+
+def fill(descriptor: int, buffer: memoryview, offset: int, path: str) -> None:
+    """Fill a buffer from an offset of an open file on."""
+    while buffer:
+        count = os.preadv(descriptor, [buffer], offset)
+        if count == 0:
+            raise TruncatedFile(f"the file ends at byte {offset}", file=path)
+        buffer, offset = buffer[count:], offset + count
+
+
+def write_all(descriptor: int, parts: Sequence[Bytes]) -> None:
+    """Write all parts, however little of them goes at a time."""
+    left = [memoryview(part).cast("B") for part in parts if len(part)]
+    while left:
+        count = os.writev(descriptor, left[:_MOST_PARTS])
+        while count:
+            taken = min(count, len(left[0]))
+            left[0], count = left[0][taken:], count - taken
+            if not left[0]:
+                del left[0]
+
+
+def refuse_foreign_in(path: str) -> None:
+    """Refuse to remove a step that somebody put files of their own into."""
+
+    def tell(error: OSError) -> None:
+        raise error
+
+    files = [
+        os.path.relpath(os.path.join(directory, name), path)
+        for directory, inside, names in os.walk(path, onerror=tell)
+        for name in [*names, *(n for n in inside if os.path.islink(os.path.join(directory, n)))]
+    ]
+    refuse_foreign(files, path)
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory last."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory and all in it, if it is there."""
+    with translated(path), contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
