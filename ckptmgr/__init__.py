@@ -30,12 +30,13 @@ from ckptmgr.errors import (
 )
 from ckptmgr.format import msgpack
 from ckptmgr.format.step import StepInfo
-from ckptmgr.functional import load, load_async, load_structure, save, save_async
+from ckptmgr.functional import load, load_async, load_structure, save, save_async, verify
 from ckptmgr.future import LoadFuture, Progress, SaveFuture, State
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
 from ckptmgr.manager import CheckpointManager
 from ckptmgr.pipeline.leaf_options import LeafOptions
 from ckptmgr.pipeline.request import LoadOptions
+from ckptmgr.pipeline.verify import Problem, VerifyReport
 from ckptmgr.retention import (
     KeepAll,
     KeepBest,
@@ -61,13 +62,16 @@ __all__ = [
     "load_structure",
     "save",
     "save_async",
+    "verify",
     # what comes of it
     "LoadFuture",
     "Progress",
     "SaveFuture",
     "State",
     "StepInfo",
+    "Problem",
     "Verdict",
+    "VerifyReport",
     # when to save
     "At",
     "Cadence",

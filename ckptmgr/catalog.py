@@ -7,18 +7,18 @@ replaced, never changed, so any thread may look at it at any time.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from absl import logging
 
-from ckptmgr.errors import CheckpointError, DamagedStep, MissingFile, NoSuchStep
+from ckptmgr.errors import CheckpointError, DamagedStep, MissingFile, NoSuchStep, StepHeld
 from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import StepInfo, step_name, step_number
 from ckptmgr.pipeline.commit import step_info
+from ckptmgr.pipeline.notes import noted
 from ckptmgr.pipeline.records import read_record
 from ckptmgr.retention import Retention, Verdict, decide
 from ckptmgr.storage.base import Storage
@@ -36,33 +36,73 @@ class Catalog:
         self._storage = storage
         self._keep = keep
         self._steps: Mapping[int, StepInfo] = MappingProxyType({})
-        self._readers: Counter[int] = Counter()
+        self._nonces: dict[int, str] = {}
+        self._damaged: dict[int, tuple[str, str]] = {}  # the nonce of the record, and what it is
         self._deleted: dict[int, str] = {}
+        self._held: set[int] = set()  # found so at the last pass
+        self._mutex = threading.RLock()
 
     @property
     def steps(self) -> Mapping[int, StepInfo]:
-        """The committed steps in step order."""
+        """The committed steps in step order, but those known to be damaged."""
         return self._steps
 
+    @property
+    def damaged(self) -> dict[int, str]:
+        """The steps known to be damaged, and what is wrong with them."""
+        return {step: why for step, (_, why) in sorted(self._damaged.items())}
+
     def refresh(self) -> None:
-        """Read the steps from the store. One whose record is damaged is left out and logged."""
-        found: dict[int, StepInfo] = {}
-        for name in self._storage.names():
-            step = step_number(name)
-            if step is None:
-                continue
-            try:
-                record = read_record(self._storage, name)
-            except MissingFile:
-                continue  # no commit record, no step
-            except DamagedStep as error:
-                logging.warning("step %d is left out: %s", step, error)
-                continue
-            found[step] = self._info(name, record)
-        self._replace(found)
+        """Read the steps from the store. One that is damaged is left out, and logged once."""
+        with self._mutex:
+            found: dict[int, StepInfo] = {}
+            damaged: dict[int, tuple[str, str]] = {}
+            for name in self._storage.names():
+                step = step_number(name)
+                if step is None:
+                    continue
+                before = self._damaged.get(step)
+                try:
+                    record = read_record(self._storage, name)
+                except MissingFile:
+                    continue  # no commit record, no step
+                except DamagedStep as error:
+                    if before is None:
+                        logging.warning("step %d is left out: %s", step, error)
+                    damaged[step] = ("", str(error))
+                    continue
+                if before is not None and before[0] == record.nonce:
+                    damaged[step] = before
+                    continue
+                self._nonces[step] = record.nonce
+                found[step] = self._info(name, record)
+            self._damaged = damaged
+            self._replace(found)
 
     def _info(self, name: str, record: CommitRecord) -> StepInfo:
-        return step_info(record, f"{self._storage.root}/{name}")
+        info = step_info(record, f"{self._storage.root}/{name}")
+        return noted(self._storage, name, info)
+
+    def damage(self, step: int, error: DamagedStep) -> None:
+        """Take a step for damaged from now on: it stays on disk, and is none of the good ones."""
+        with self._mutex:
+            if step in self._steps:
+                logging.warning("step %d is damaged and is passed over: %s", step, error)
+            self._damaged[step] = (self._nonces.get(step, ""), str(error))
+            self._replace({s: info for s, info in self._steps.items() if s != step})
+
+    def recover(self, step: int) -> None:
+        """A step that was taken for damaged could be read after all."""
+        with self._mutex:
+            if self._damaged.pop(step, None) is not None:
+                self.refresh()
+
+    def forget(self, steps: Iterable[int]) -> None:
+        """These steps have been moved away."""
+        gone = set(steps)
+        with self._mutex:
+            self._damaged = {s: why for s, why in self._damaged.items() if s not in gone}
+            self._replace({s: info for s, info in self._steps.items() if s not in gone})
 
     def _replace(self, steps: Mapping[int, StepInfo]) -> None:
         self._steps = MappingProxyType(dict(sorted(steps.items())))
@@ -75,7 +115,10 @@ class Catalog:
         """Take a step in that has just been committed."""
         info = self._info(name, record)
         if record.step is not None:
-            self._replace({**self._steps, record.step: info})
+            with self._mutex:
+                self._damaged.pop(record.step, None)
+                self._nonces[record.step] = record.nonce
+                self._replace({**self._steps, record.step: info})
         return info
 
     def find(self, step: int | None) -> StepInfo:
@@ -83,10 +126,20 @@ class Catalog:
 
         Raises:
           NoSuchStep: there is none.
+          DamagedStep: it is known to be damaged, or all are.
         """
-        steps = self._steps
+        steps, damaged = self._steps, self.damaged
         if step is None and steps:
             return steps[max(steps)]
+        if step is None and damaged:
+            raise DamagedStep(
+                f"every step there is is damaged, {list(damaged)}; the newest: "
+                f"{damaged[max(damaged)]}",
+                step=max(damaged),
+                file=self._storage.root,
+            )
+        if step in damaged:
+            raise DamagedStep(f"it was found damaged: {damaged[step]}", step=step)
         if step is None:
             raise NoSuchStep("nothing has been committed yet", file=self._storage.root)
         if step not in steps:
@@ -94,37 +147,49 @@ class Catalog:
             raise NoSuchStep(f"this step is not committed; the newest that are: {there}", step=step)
         return steps[step]
 
-    @contextmanager
-    def reading(self, step: int | None) -> Iterator[None]:
-        """Keep retention away from a step while it is being read."""
-        if step is None:
-            yield
-            return
-        self._readers[step] += 1
-        try:
-            yield
-        finally:
-            self._readers[step] -= 1
-
     def verdict(self) -> Verdict:
         """What retention says now."""
-        reading = {step: "being read" for step, count in self._readers.items() if count}
-        return decide(self._keep, self._steps, reading)
+        return decide(self._keep, self._steps, self._pinned())
+
+    def _pinned(self) -> dict[int, str]:
+        return {step: "pinned" for step, info in self._steps.items() if info.pinned}
 
     def explain(self) -> Verdict:
         """Why each step there is is kept, and why each that is gone was deleted."""
-        return Verdict(self.verdict().kept, dict(self._deleted))
+        held = dict.fromkeys(self._held & self._steps.keys(), "being read or held")
+        verdict = decide(self._keep, self._steps, {**held, **self._pinned()})
+        return Verdict(verdict.kept, dict(self._deleted))
 
     def retain(self) -> None:
-        """Delete what no rule keeps. What cannot be deleted is logged and left."""
-        for step, why in self.verdict().deleted.items():
+        """Delete what no rule keeps, as annotated by now. What cannot be deleted is left."""
+        with self._mutex:
+            self._replace(
+                {s: noted(self._storage, step_name(s), info) for s, info in self._steps.items()}
+            )
+            self._held.clear()
+            for step, why in self.verdict().deleted.items():
+                try:
+                    self.delete(step, why)
+                except StepHeld:
+                    self._held.add(step)
+                    logging.info("step %d is being read or held, and stays for now", step)
+                except CheckpointError as error:
+                    logging.error("step %d could not be deleted: %s", step, error)
+
+    def delete(self, step: int, why: str) -> None:
+        """Delete a step.
+
+        Raises:
+          StepHeld: somebody reads or holds it.
+          StorageError: it cannot be deleted.
+        """
+        with self._mutex:
             before = self._steps
             self._replace({s: info for s, info in before.items() if s != step})
             try:
                 self._storage.delete(step_name(step))
-            except CheckpointError as error:
-                logging.error("step %d could not be deleted: %s", step, error)
+            except CheckpointError:
                 self._replace(before)
-                continue
+                raise
             self._deleted[step] = why
             logging.info("deleted step %d: %s", step, why)

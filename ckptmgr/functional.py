@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import InvalidOption, MissingFile, NoSuchStep, StepExists
+from ckptmgr.errors import DamagedStep, InvalidOption, MissingFile, NoSuchStep, StepExists
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
@@ -26,6 +26,7 @@ from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, local_path, pack_size
 from ckptmgr.pipeline import forms, reports, restore
 from ckptmgr.pipeline import merge as merging
+from ckptmgr.pipeline import verify as verifying
 from ckptmgr.pipeline.commit import step_info
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
@@ -34,6 +35,8 @@ from ckptmgr.pipeline.planner import Planner
 from ckptmgr.pipeline.records import read_both, read_record
 from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.snapshot import Handover
+from ckptmgr.pipeline.verify import VerifyReport
+from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.retention import KeepAll
 from ckptmgr.service import Service
 from ckptmgr.storage.local import LocalStorage
@@ -186,8 +189,16 @@ def load_async(  # as load
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:
-        future.step, chosen = await anyio.to_thread.run_sync(_newest, storage, name)
-        return await restore.load(storage, chosen, request, registry, limit, future)
+        run = Catalog(storage, KeepAll())
+        while True:
+            future.step, chosen = await anyio.to_thread.run_sync(_newest, name, run)
+            try:
+                async with left_in_thread(storage.reading(chosen)):
+                    return await restore.load(storage, chosen, request, registry, limit, future)
+            except DamagedStep as error:
+                if future.step is None:
+                    raise
+                run.damage(future.step, error)
 
     try:
         service.load(future, work)
@@ -210,7 +221,7 @@ def load_structure(
       NoSuchStep, DamagedStep, UnsupportedFormat: as `load`.
     """
     storage, name = _place(path)
-    _, chosen = _newest(storage, name)
+    _, chosen = _newest(name, Catalog(storage, KeepAll()))
     return restore.look(storage, chosen, Registry(handlers))
 
 
@@ -225,11 +236,38 @@ def _place(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
     return LocalStorage(where), ""
 
 
-def _newest(storage: LocalStorage, name: str) -> tuple[int | None, str]:
-    """The step and name of a checkpoint, or of the newest one of a run."""
+def verify(
+    path: str | os.PathLike[str], *, in_flight_bytes: int | str | ByteLimiter | None = None
+) -> VerifyReport:
+    """Read everything of the checkpoint at `path`, or of a run's newest step, and check it.
+
+    Blocks until that is done. Says all that is wrong, and does not raise for it.
+
+    Raises:
+      NoSuchStep: there is none.
+      UnsupportedFormat: it was written by a newer version.
+    """
+    storage, name = _place(path)
+    service = Service(storage, _Books(storage), Coordinator(), max_pending=0, writer=False)
+    future = LoadFuture(None, service.dispatch)
+
+    async def work() -> object:
+        run = Catalog(storage, KeepAll())
+        _, chosen = await anyio.to_thread.run_sync(_newest, name, run)
+        return await verifying.verify(storage, chosen, limiter(in_flight_bytes))
+
+    try:
+        service.load(future, work)
+        report: VerifyReport = future.result()
+        return report
+    finally:
+        service.finish()
+
+
+def _newest(name: str, run: Catalog) -> tuple[int | None, str]:
+    """The step and name of a checkpoint, or of the newest one of a run that is whole."""
     if name:
         return None, name
-    run = Catalog(storage, KeepAll())
     run.refresh()
     step = run.find(None).step
     return step, step_name(step or 0)

@@ -16,12 +16,13 @@ from types import TracebackType
 from typing import Self, TypeVar, get_args
 
 import anyio.to_thread
+from absl import logging
 
 from ckptmgr.cadence import Cadence, Offer, OnPreemption, WhenIdle
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.ahead import Ahead
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import CheckpointError, EarlierSaveFailed, ManagerClosed, StepExists
+from ckptmgr.errors import CheckpointError, EarlierSaveFailed, StepExists
 from ckptmgr.failures import Failures
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import SaveFuture, State
@@ -33,6 +34,7 @@ from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.planner import Planner
 from ckptmgr.pipeline.snapshot import Handover
+from ckptmgr.pipeline.verify import verify
 from ckptmgr.preemption import Preemption
 from ckptmgr.retention import KeepAll, Retention
 from ckptmgr.run import Run
@@ -77,6 +79,8 @@ class CheckpointManager(Run):
       read_only: only look and restore; needs no lock and writes nothing.
       tolerated_failures: how many saves in a row may fail, unheard, before the next
         `save` says so by raising EarlierSaveFailed.
+      verify_commits: read each step back from the disk, right after it was written and before
+        older ones may go; one that is not what was written fails its save, and is set aside.
       borrow: view jax arrays on CPU instead of copying them. A donated step then
         allocates fresh memory while views are held; False copies, under the limit. An array
         that `jax.device_put` made of numpy memory shares it: do not write to that memory.
@@ -104,6 +108,7 @@ class CheckpointManager(Run):
         handlers: Sequence[Handler] = (),
         read_only: bool = False,
         tolerated_failures: int = 0,
+        verify_commits: bool = False,
         borrow: bool = True,
         storage: Storage | None = None,
         coordinator: Coordinator | None = None,
@@ -128,8 +133,9 @@ class CheckpointManager(Run):
         self._catalog = Catalog(self._storage, keep)
         self._mutex = threading.Lock()
         pending = count(max_pending, "max_pending")
+        proof = partial(verify, self._storage, limiter=self._limiter) if verify_commits else None
         self._service = Service(
-            self._storage, self._catalog, self._coordinator, pending, writer=not read_only
+            self._storage, self._catalog, self._coordinator, pending, proof, writer=not read_only
         )
         # A manager that nobody holds any more finishes its saves and lets the directory go.
         self._end = weakref.finalize(self, self._service.close_quietly)
@@ -200,9 +206,7 @@ class CheckpointManager(Run):
     ) -> tuple[SaveJob, bool]:
         """Plan a save, queue it and take its snapshot; False where it is skipped."""
         if not replace and self._storage.taken(name):
-            raise StepExists(
-                "this step is there already; overwrite=True replaces it", step=head.step
-            )
+            self._put_damaged_aside(name, head.step)
         with self._mutex:
             planned = self._planner.plan(tree)
         shown = partial(forms.saving, planned.plan, planned.values, self._registry)
@@ -211,6 +215,19 @@ class CheckpointManager(Run):
         handover = Handover(self._service.kick)
         job = SaveJob(name, planned, head, replace, future, handover, contents=contents)
         return job, self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
+
+    def _put_damaged_aside(self, name: str, step: int | None) -> None:
+        """Make way for a step whose name a damaged one has; that stays under another.
+
+        Raises:
+          StepExists: what has the name is not known to be damaged.
+        """
+        if step is None or step not in self._catalog.damaged:
+            raise StepExists("this step is there already; overwrite=True replaces it", step=step)
+        if self._coordinator.index == 0:
+            other = self._storage.set_aside(name, "damaged")
+            logging.warning("the damaged step %d was set aside as %s", step, other)
+        self._catalog.forget([step])
 
     def _tell_others(self, step: int, error: CheckpointError) -> None:
         """Let the other processes know that this one does not save the step, and why."""
@@ -351,8 +368,3 @@ class CheckpointManager(Run):
     def __repr__(self) -> str:
         """For example `<CheckpointManager /runs/a>`."""
         return f"<{type(self).__name__} {self._storage.root}>"
-
-    def _check_writable(self) -> None:
-        self._service.check_open()
-        if self._read_only:
-            raise ManagerClosed("this manager was opened with read_only=True and cannot save")

@@ -1,37 +1,33 @@
-"""A run as anybody may look at it: its steps, and restoring them."""
+"""A run as anybody may read it: its steps restored, the newest that is whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, Unpack
 
-from ckptmgr.catalog import Catalog
-from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import CheckpointError, InvalidOption, NoSuchStep, ProcessesDiffer
-from ckptmgr.format.step import StepInfo, parse_step, step_name
+from ckptmgr.errors import (
+    CheckpointError,
+    DamagedStep,
+    InvalidOption,
+    NoSuchStep,
+    ProcessesDiffer,
+    StepDeleted,
+)
+from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import LoadFuture
-from ckptmgr.limiter import ByteLimiter, LimiterStatistics
-from ckptmgr.options import require
 from ckptmgr.pipeline import restore
 from ckptmgr.pipeline.request import LoadOptions, Request, make_request
-from ckptmgr.retention import Verdict, ranked
-from ckptmgr.service import Service
-from ckptmgr.storage.base import Storage
+from ckptmgr.pipeline.workers import left_in_thread
+from ckptmgr.steps import Steps
 from ckptmgr.tree.registry import Registry
 
 T = TypeVar("T")
 
 
-class Run:
+class Run(Steps):
     """The reading half of a CheckpointManager, which makes what this looks at."""
 
-    _storage: Storage
     _registry: Registry
-    _limiter: ByteLimiter
-    _catalog: Catalog
-    _service: Service
-    _coordinator: Coordinator
-    _read_only: bool
 
     def restore(
         self,
@@ -54,10 +50,33 @@ class Run:
         Raises:
           NoSuchStep: there is no such step, or none at all.
           TreeMismatch: the saved tree is not like `like`; lists every difference.
-          DamagedStep: bytes are missing or are not those that were saved.
+          DamagedStep: bytes are missing or are not those that were saved; of "newest": of
+            every step. Those passed over are logged, stay on disk, and are not the latest.
+          StepDeleted: it was deleted, or replaced, before it could be read.
           UndecodableLeaf: a handler or a registered class refuses what it stored.
         """
+        if isinstance(step, str) and step == "newest":
+            found = self._newest(like, options)
+            if found is None:
+                raise NoSuchStep("nothing has been committed yet", file=self._storage.root)
+            return found[1]
         return self._restore(self._choose(step), like, options)[1]
+
+    def _newest(self, like: object, options: LoadOptions) -> tuple[int, Any] | None:
+        """Restore the newest step that is whole; None where nothing was ever committed.
+
+        Raises:
+          DamagedStep: every step there is is damaged.
+        """
+        while (step := self._choose("newest")) is not None:
+            try:
+                return self._restore(step, like, options)
+            except DamagedStep as error:
+                self._catalog.damage(step, error)
+            except StepDeleted:
+                if not self._read_only:
+                    raise  # nobody but this manager deletes
+        return None
 
     def _choose(self, step: int | Literal["newest"]) -> int | None:
         """The step to restore, process 0's choice for all; None where nothing is committed."""
@@ -72,22 +91,18 @@ class Run:
                         f"{other.decode()}",
                         process=process,
                     )
-            chosen = max(self._look().steps, default=None) if newest else wanted
+            chosen = self._newest_good() if newest else wanted
             return str(chosen).encode()
 
         said = self._agree("restore", str(wanted).encode(), decide).decode()
         return None if said == "None" else int(said)
 
-    def _agree(
-        self,
-        topic: str,
-        report: bytes | CheckpointError,
-        decide: Callable[[Sequence[bytes]], bytes],
-    ) -> bytes:
-        """Decide for all processes; a reader decides for itself."""
-        if self._read_only and isinstance(report, bytes):
-            return decide([report])
-        return self._coordinator.agree(f"{self._service.topic}/{topic}", report, decide)
+    def _newest_good(self) -> int | None:
+        """The newest step that is not known to be damaged; None where there are none at all."""
+        try:
+            return self._look().find(None).step
+        except NoSuchStep:
+            return None
 
     def _restore(self, step: int | None, like: object, options: LoadOptions) -> tuple[int, Any]:
         """Restore a step in all processes, or in none."""
@@ -129,18 +144,34 @@ class Run:
         return self._load(wanted, request)
 
     def _load(self, wanted: int | None, request: Request) -> LoadFuture:
-        info = self._look().find(wanted)
-        future = LoadFuture(info.step, self._service.dispatch)
+        """Read a step, or where `wanted` is None the newest that is whole."""
+        catalog = self._look()
+        # One that was found damaged is tried once more for who asks for it by its number.
+        first = wanted if wanted in catalog.damaged else catalog.find(wanted).step
+        future = LoadFuture(first, self._service.dispatch)
 
         async def work() -> object:
-            with self._catalog.reading(info.step):
-                name = step_name(info.step or 0)
-                return await restore.load(
-                    self._storage, name, request, self._registry, self._limiter, future
-                )
+            while True:
+                step = future.step or 0
+                try:
+                    found = await self._read(step_name(step), request, future)
+                except DamagedStep as error:
+                    catalog.damage(step, error)
+                    if wanted is not None:
+                        raise
+                else:
+                    catalog.recover(step)
+                    return found
+                future.step = catalog.find(None).step
 
         self._service.load(future, work)
         return future
+
+    async def _read(self, name: str, request: Request, future: LoadFuture) -> object:
+        async with left_in_thread(self._storage.reading(name)):
+            return await restore.load(
+                self._storage, name, request, self._registry, self._limiter, future
+            )
 
     def resume(
         self,
@@ -154,54 +185,10 @@ class Run:
 
         Blocks and raises like `restore`. A step that is named must be there.
         """
-        first, wanted = parse_step(default_step), self._choose(step)
-        return (first, like) if wanted is None else self._restore(wanted, like, options)
-
-    # Looking
-
-    def all_steps(self) -> list[int]:
-        """The committed steps, lowest first."""
-        return list(self._look().steps)
-
-    def latest_step(self) -> int | None:
-        """The highest committed step; None where there is none."""
-        return max(self._look().steps, default=None)
-
-    def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int:
-        """The committed step with the lowest ("min") or highest ("max") metric.
-
-        Raises:
-          NoSuchStep: no step has that metric as a number.
-        """
-        require(mode in ("min", "max"), "mode", "'min' or 'max'", mode)
-        best = ranked(self._look().steps, metric, mode)
-        if not best:
-            raise NoSuchStep(f"no committed step has the metric {metric!r}")
-        return best[0]
-
-    def info(self, step: int) -> StepInfo:
-        """What is known of a committed step.
-
-        Raises:
-          NoSuchStep: it is not committed.
-        """
-        return self._look().find(parse_step(step))
-
-    def explain(self) -> Verdict:
-        """Why each committed step is kept, and why each step this manager deleted was."""
-        return self._look().explain()
-
-    def statistics(self) -> LimiterStatistics:
-        """The bytes that are in flight now: copied, borrowed, and the most that were copied."""
-        return self._limiter.statistics()
-
-    def _look(self) -> Catalog:
-        """The catalog, read anew where another process writes."""
-        if self._read_only:
-            self._service.check_open()
-        if self._read_only or self._coordinator.index:
-            self._catalog.refresh()
-        return self._catalog
+        first = parse_step(default_step)
+        if isinstance(step, str) and step == "newest":
+            return self._newest(like, options) or (first, like)
+        return self._restore(self._choose(step), like, options)
 
 
 def _all_sent(said: Sequence[bytes]) -> bytes:

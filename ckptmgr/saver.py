@@ -8,11 +8,12 @@ process 0 commits. What fails in one fails in all. One process alone goes the sa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import msgspec
 from absl import logging
@@ -25,9 +26,11 @@ from ckptmgr.format.step import COMMIT_RECORD, StepInfo, nonce
 from ckptmgr.future import Progress, State
 from ckptmgr.jobs import Ledger, SaveJob, outcome_of
 from ckptmgr.pipeline import commit, reports, write
+from ckptmgr.pipeline.verify import VerifyReport
 from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.storage.base import Attempt, Storage
 
+Proof = Callable[[str], "Coroutine[object, object, VerifyReport]"]
 _DIFFERENT: Final = b""  # what process 0 says where the processes do not save the same
 
 
@@ -38,16 +41,24 @@ class Saver:
       storage: where to.
       ledger: the books of that directory.
       coordinator: how the processes agree.
+      proof: reads back what was written, by the name of the step, before it counts.
 
     Attributes:
       topic: what the rounds of this directory are called.
       given_up: wait for other processes no more.
     """
 
-    def __init__(self, storage: Storage, ledger: Ledger, coordinator: Coordinator) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        ledger: Ledger,
+        coordinator: Coordinator,
+        proof: Proof | None = None,
+    ) -> None:
         self._storage = storage
         self._ledger = ledger
         self._coordinator = coordinator
+        self._proof = proof
         self.topic = f"path/{digest(storage.root.encode())}"
         self.given_up = False
 
@@ -200,7 +211,22 @@ class Saver:
         record = commit.commit(
             manifest, job.header, attempt, now, replace=job.replace, former=former
         )
+        if self._proof is not None:
+            self._prove(job)
         return encode_record(record)
+
+    def _prove(self, job: SaveJob) -> None:
+        """Read the step back; one that is not what was written is set aside.
+
+        Raises:
+          DamagedStep: it is not.
+        """
+        assert self._proof is not None
+        report = anyio.from_thread.run(self._proof, job.name)
+        if not report.ok:
+            other = self._storage.set_aside(job.name, "damaged")
+            logging.error("step %s was damaged as it was written, and lies in %s", job.name, other)
+            raise report.error()
 
 
 def _same_directory(said: Sequence[bytes]) -> bytes:

@@ -31,7 +31,7 @@ from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.snapshot import take
 from ckptmgr.queue import SaveQueue
-from ckptmgr.saver import Saver
+from ckptmgr.saver import Proof, Saver
 from ckptmgr.storage.base import Storage
 
 END_SECONDS: Final = 600.0  # how long close(), and the interpreter's exit, wait at the most
@@ -47,6 +47,7 @@ class Service:
       ledger: its books.
       coordinator: how it agrees with the services of other processes.
       max_pending: how many saves may wait behind the one being written.
+      proof: reads a step back that was just written, if that is wanted.
       writer: take the lock and sweep; False only reads.
     """
 
@@ -56,10 +57,11 @@ class Service:
         ledger: Ledger,
         coordinator: Coordinator,
         max_pending: int,
+        proof: Proof | None = None,
         *,
         writer: bool,
     ) -> None:
-        self._saver = Saver(storage, ledger, coordinator)
+        self._saver = Saver(storage, ledger, coordinator, proof)
         self._ledger = ledger
         self._writer = writer
         self._pid = os.getpid()

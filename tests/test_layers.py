@@ -29,11 +29,12 @@ LAYERS = {
     "saver": 7,
     "queue": 7,
     "service": 8,
-    "run": 9,
-    "manager": 10,
-    "functional": 11,
-    "__init__": 12,
-    "colocated": 13,
+    "steps": 9,
+    "run": 10,
+    "manager": 11,
+    "functional": 12,
+    "__init__": 13,
+    "colocated": 14,
 }
 WITHOUT_JAX = {
     "errors",

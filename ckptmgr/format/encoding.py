@@ -20,6 +20,7 @@ from ckptmgr.format.manifest import (
     CommitRecord,
     Grid,
     Manifest,
+    Note,
     Pack,
     Strict,
     leaf_indices,
@@ -27,6 +28,7 @@ from ckptmgr.format.manifest import (
 from ckptmgr.format.zarr import Shape
 
 LARGEST_RECORD: Final = 16 << 20
+LARGEST_NOTE: Final = 16 << 20
 LARGEST_MANIFEST: Final = 1 << 30
 _MOST_AXES: Final = 64  # numpy's limits
 _LONGEST_AXIS: Final = 2**63
@@ -61,6 +63,24 @@ def decode_record(data: bytes, file: str) -> CommitRecord:
     if digest(bytes(envelope.record)) != envelope.digest:
         raise DamagedStep("the commit record differs from its own digest", file=file)
     return _versioned(bytes(envelope.record), CommitRecord, file)
+
+
+def encode_note(note: Note) -> bytes:
+    """The bytes of a note: itself, and the digest of its own bytes."""
+    raw = msgspec.json.encode(note)
+    return msgspec.json.encode(_Envelope(digest(raw), msgspec.Raw(raw))) + b"\n"
+
+
+def decode_note(data: bytes, file: str) -> Note:
+    """The note in these bytes.
+
+    Raises:
+      DamagedStep: it is none.
+    """
+    envelope = _parse(data, _Envelope, file)
+    if digest(bytes(envelope.record)) != envelope.digest:
+        raise DamagedStep("the note differs from its own digest", file=file)
+    return _parse(bytes(envelope.record), Note, file)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

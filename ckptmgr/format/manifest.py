@@ -30,12 +30,14 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 class Grid(Strict, frozen=True):
     """An array of its own directory: the shape of its chunks, and their digests in C order.
 
-    A digest is that of the chunk's items, whatever `codec` then does to them.
+    A digest is that of the chunk's items, whatever `codec` then does to them. `metadata` is
+    that of the array's zarr.json.
     """
 
     chunk: Shape
     digests: tuple[str, ...]
     codec: Codec = RAW
+    metadata: str = ""
 
 
 class PackedBox(Strict, frozen=True):
@@ -96,11 +98,23 @@ class LeafEntry(Strict, frozen=True):
 
 
 class Pack(Strict, frozen=True):
-    """The small arrays of one process end to end; none crosses a multiple of `chunk` bytes."""
+    """The small arrays of one process end to end; none crosses a multiple of `chunk` bytes.
+
+    `metadata` is the digest of its zarr.json.
+    """
 
     process: int
     nbytes: int
     chunk: int
+    metadata: str = ""
+
+
+class Note(Strict, frozen=True):
+    """What `annotate` says of a step later: metrics and metadata, at a time."""
+
+    time: float
+    metrics: dict[str, JSON] = {}
+    metadata: dict[str, JSON] = {}
 
 
 class NoneNode(Strict, frozen=True, tag="none", tag_field="kind"):
@@ -171,12 +185,17 @@ Node: TypeAlias = (
 
 
 class Manifest(Strict, frozen=True):
-    """The whole of a saved tree but its bytes."""
+    """The whole of a saved tree but its bytes.
+
+    `group` is the digest of arrays/zarr.json, where there are arrays of their own. Digests of
+    metadata are empty in checkpoints written before there were any.
+    """
 
     format: int
     structure: Node
     leaves: tuple[LeafEntry, ...]
     packs: tuple[Pack, ...] = ()
+    group: str = ""
 
 
 class CommitRecord(Strict, frozen=True):

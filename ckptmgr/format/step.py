@@ -42,8 +42,9 @@ class StepInfo:
         the commit before it.
       nbytes: the bytes of its leaves, before padding and metadata.
       leaves: how many leaves it holds.
-      metrics, metadata: what the trainer gave.
+      metrics, metadata: what the trainer gave, and what was annotated since.
       path: where it lies.
+      pinned: no retention rule deletes it.
     """
 
     step: int | None
@@ -53,6 +54,7 @@ class StepInfo:
     path: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
+    pinned: bool = False
 
 
 def parse_step(value: object) -> int:

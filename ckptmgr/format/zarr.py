@@ -8,6 +8,7 @@ https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -85,6 +86,7 @@ RAW: Final = Codec()
 ZSTD_LEVELS: Final = range(-7, 23)
 
 
+@functools.lru_cache(maxsize=4096)  # made for the file and for its digest
 def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape, codec: Codec = RAW) -> bytes:
     """The zarr.json of an array. A dtype that Zarr has no name for, all of one byte, is uint8."""
     true_name, name = NAMES[dtype], data_type(dtype)

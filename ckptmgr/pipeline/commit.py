@@ -16,7 +16,6 @@ from importlib import metadata
 
 import jax
 import msgspec
-import numpy as np
 
 from ckptmgr.errors import DamagedStep, MissingFile
 from ckptmgr.format import keypath, zarr
@@ -33,6 +32,7 @@ from ckptmgr.format.manifest import (
 )
 from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.step import ARRAYS, MANIFEST, PACKS, StepInfo, nonce
+from ckptmgr.pipeline import pack
 from ckptmgr.pipeline.header import Header, fetch
 from ckptmgr.pipeline.merge import Merge
 from ckptmgr.pipeline.plan import Plan
@@ -51,11 +51,9 @@ def zarr_files(plan: Plan, *, leads: bool) -> dict[str, bytes]:
         if not (leads or array.leaf in plan.private):
             continue
         name = keypath.directory(plan.paths[array.leaf], array.name)
-        meta = zarr.array_metadata(array.dtype, array.shape, array.chunk or (), array.codec)
-        files[f"{ARRAYS}/{name}/{zarr.METADATA}"] = meta
-    for pack in (*(plan.packs if leads else ()), *filter(None, [plan.private_pack])):
-        meta = zarr.array_metadata(np.dtype("uint8"), (pack.nbytes,), (pack.chunk,))
-        files[f"{PACKS}/{pack.process}/{zarr.METADATA}"] = meta
+        files[f"{ARRAYS}/{name}/{zarr.METADATA}"] = array.metadata()
+    for one in (*(plan.packs if leads else ()), *filter(None, [plan.private_pack])):
+        files[f"{PACKS}/{one.process}/{zarr.METADATA}"] = pack.metadata(one.nbytes, one.chunk)
     return files
 
 
@@ -146,6 +144,10 @@ def commit(
     `replace` it takes the place of a step of that name, one of the record `former` if that
     is given.
     """
+    if any(array.grid is not None for leaf in manifest.leaves for array in leaf.arrays):
+        group = zarr.group_metadata()
+        attempt.put(f"{ARRAYS}/{zarr.METADATA}", [group])
+        manifest = msgspec.structs.replace(manifest, group=digest(group))
     data = encode_manifest(manifest)
     record = CommitRecord(
         format=FORMAT,
@@ -160,8 +162,6 @@ def commit(
         metrics=fetch(header.metrics),
         metadata=dict(header.metadata),
     )
-    if any(array.grid is not None for leaf in manifest.leaves for array in leaf.arrays):
-        attempt.put(f"{ARRAYS}/{zarr.METADATA}", [zarr.group_metadata()])
     attempt.put(MANIFEST, [data])
     attempt.publish(encode_record(record), replace=replace, former=former)
     return record
@@ -175,12 +175,13 @@ def step_info(record: CommitRecord, path: str) -> StepInfo:
         nbytes=record.nbytes,
         leaves=record.leaves,
         path=path,
-        metrics={name: _number(value) for name, value in record.metrics.items()},
+        metrics={name: number(value) for name, value in record.metrics.items()},
         metadata=record.metadata,
     )
 
 
-def _number(value: JSON) -> float:
+def number(value: JSON) -> float:
+    """A metric as it is stored, for people."""
     number = from_json(value)
     if not isinstance(number, int | float):
         raise ValueError(f"a metric is a number, not {number!r}")  # noqa: TRY004  # it is data

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from ckptmgr.format import zarr
 from ckptmgr.format.chunks import CHUNK_BYTES
+from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import ALIGNMENT, Pack
 from ckptmgr.format.step import PACKS
 from ckptmgr.pipeline.layout import File
@@ -29,8 +33,14 @@ def fill(sizes: Sequence[int], number: int = 0) -> tuple[Pack | None, list[int]]
         starts.append((len(fills) - 1, fills[-1]))
         fills[-1] += size
     chunk = max(fills)
-    pack = Pack(process=number, nbytes=(len(fills) - 1) * chunk + fills[-1], chunk=chunk)
+    nbytes = (len(fills) - 1) * chunk + fills[-1]
+    pack = Pack(number, nbytes, chunk, digest(metadata(nbytes, chunk)))
     return pack, [cell * chunk + start for cell, start in starts]
+
+
+def metadata(nbytes: int, chunk: int) -> bytes:
+    """The zarr.json of a pack."""
+    return zarr.array_metadata(np.dtype("uint8"), (nbytes,), (chunk,))
 
 
 def files(pack: Pack, offsets: Sequence[int], sizes: Sequence[int], slot: int) -> tuple[File, ...]:

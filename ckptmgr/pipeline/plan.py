@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ckptmgr.format import zarr
+from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import (
     ArrayEntry,
     Grid,
@@ -68,6 +69,10 @@ class PlannedArray(NamedTuple):
     codec: Codec = RAW
     packed: Packed | None = None
 
+    def metadata(self) -> bytes:
+        """The zarr.json of an array that has files of its own."""
+        return zarr.array_metadata(self.dtype, self.shape, self.chunk or (), self.codec)
+
 
 def _entry(parts: Sequence[PlannedArray], digests: Sequence[str]) -> ArrayEntry:
     """What the manifest says of an array, given the digests of all slots."""
@@ -75,7 +80,8 @@ def _entry(parts: Sequence[PlannedArray], digests: Sequence[str]) -> ArrayEntry:
     grid: Grid | None = None
     if first.chunk is not None:
         count = zarr.cells(first.shape, first.chunk)
-        grid = Grid(first.chunk, tuple(digests[first.slot : first.slot + count]), first.codec)
+        proofs = tuple(digests[first.slot : first.slot + count])
+        grid = Grid(first.chunk, proofs, first.codec, digest(first.metadata()))
     packed = tuple(
         PackedBox(part.packed.pack, part.packed.offset, digests[part.slot], part.packed.part)
         for part in parts

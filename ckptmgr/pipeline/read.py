@@ -24,6 +24,7 @@ from ckptmgr.format.manifest import (
     ALIGNMENT,
     ArrayEntry,
     Grid,
+    Manifest,
     Pack,
     PackedBox,
 )
@@ -36,6 +37,7 @@ from ckptmgr.pipeline.source import Found, Group, Index, Part, Request, Source
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
 
+_LARGEST_METADATA: Final = 1 << 20
 _GAP: Final = 512  # bytes; the padding of small arrays is less than 64
 
 
@@ -82,16 +84,17 @@ class Reader:
 
     Args:
       storage, name: where the step lies.
-      packs: the packs of its manifest.
+      manifest: what it holds.
       limiter: what the buffers count against.
     """
 
     def __init__(
-        self, storage: Storage, name: str, packs: Sequence[Pack], limiter: ByteLimiter
+        self, storage: Storage, name: str, manifest: Manifest, limiter: ByteLimiter
     ) -> None:
         self._storage = storage
         self._name = name
-        self._packs = {pack.process: pack for pack in packs}
+        self._packs = {pack.process: pack for pack in manifest.packs}
+        self._group = manifest.group
         self._limiter = limiter
 
     async def read(self, wanted: Sequence[Wanted], deliver: Callable[[Found], None]) -> None:
@@ -127,6 +130,10 @@ class Reader:
                 packed[place].append(_Member(want, number, box))
         for (process, cell), members in packed.items():
             yield self._pack(self._packs[process], cell, members)
+        group = [want.path for want in wanted if want.entry.grid]
+        if group and self._group:
+            parts = _metadata(f"{self._name}/{ARRAYS}", self._group, group[0])
+            yield Request(_LARGEST_METADATA, lambda lease: Group({}, parts, lease, len(parts)))
 
     def _own(self, want: Wanted, grid: Grid) -> Request:
         """A large array: a buffer for each of its boxes, and one part a chunk."""
@@ -167,6 +174,7 @@ class Reader:
                         grid=None if raw else grid,
                     )
                 )
+            parts += _metadata(directory, grid.metadata, want.path)
             found = {(want.leaf, entry.name, n): buffer for n, buffer in enumerate(buffers)}
             return Group(found, parts, lease, len(parts))
 
@@ -204,6 +212,9 @@ class Reader:
                         offset=start,
                     )
                 )
+            if cell == 0:
+                proof, leaf = pack.metadata, members[0].want.path
+                parts += _metadata(f"{self._name}/{PACKS}/{pack.process}", proof, leaf)
             return Group(found, parts, lease, len(parts))
 
         copied = sum(member.want.copied for member in members)
@@ -227,13 +238,15 @@ class Reader:
         wrong = _first_wrong(target, part.checks)
         if wrong is not None:
             raise DamagedStep("the bytes read are not the bytes saved", leaf=wrong, file=file)
-        if part.target is None:
+        if part.target is None and not part.whole:
             cell = np.frombuffer(target, part.dtype).reshape(part.shape)
             for region, index in part.go:
                 region[...] = cell[index]
 
     def _read(self, part: Part) -> memoryview:
         """The bytes of a part, in its target if it has one."""
+        if part.whole:
+            return memoryview(self._storage.read(part.key, part.size))
         if part.grid is not None:
             data = self._storage.read(part.key, part.size)
             grid = part.grid
@@ -243,6 +256,15 @@ class Reader:
             target = _bytes(np.empty(part.shape, part.dtype))
         self._storage.read_into(part.key, target, offset=part.offset, size=part.size)
         return target
+
+
+def _metadata(directory: str, proof: str, leaf: str) -> list[Part]:
+    """The zarr.json of a directory: only other readers need it, but a step is whole or damaged."""
+    if not proof:
+        return []  # written before there were digests of it
+    checks = ((0, _LARGEST_METADATA, proof, leaf),)
+    key = f"{directory}/{zarr.METADATA}"
+    return [Part(key, _LARGEST_METADATA, checks, None, np.dtype("uint8"), (), whole=True)]
 
 
 def _places(

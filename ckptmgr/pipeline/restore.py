@@ -86,7 +86,7 @@ async def _load(
     matched = await anyio.to_thread.run_sync(match, manifest, request, registry)
     assembly = Assembly(manifest, matched.goals, request, future)
     assembly.without_bytes()
-    reader, began = Reader(storage, name, manifest.packs, limiter), time.perf_counter()
+    reader, began = Reader(storage, name, manifest, limiter), time.perf_counter()
     await reader.read(assembly.wanted, assembly.deliver)
     if request.broadcast:
         jax.monitoring.record_event_duration_secs(READ_DURATION, time.perf_counter() - began)

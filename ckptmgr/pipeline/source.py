@@ -37,6 +37,7 @@ class Part:
     go: tuple[tuple[np.ndarray, Index], ...] = ()
     offset: int = 0
     grid: Grid | None = None  # given where it has a codec
+    whole: bool = False  # of metadata: only checked, at most `size` long
 
 
 @dataclass(slots=True)

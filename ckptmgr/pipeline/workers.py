@@ -51,8 +51,8 @@ async def run_threads(count: int, worker: Callable[[], None], stop: Callable[[],
 
 @asynccontextmanager
 async def left_in_thread(context: AbstractContextManager[T]) -> AsyncIterator[T]:
-    """A context whose exit blocks: it runs in a thread, to its end even under cancellation."""
-    value = context.__enter__()
+    """A context that blocks at both ends: there it runs in a thread, even under cancellation."""
+    value = await anyio.to_thread.run_sync(context.__enter__)
     error: BaseException | None = None
     try:
         yield value

@@ -89,8 +89,8 @@ class Storage(Protocol):
     def names(self) -> list[str]:
         """What lies at the top: steps, and whatever else is there."""
 
-    def read(self, key: str, limit: int) -> bytes:
-        """The whole of a file of at most `limit` bytes."""
+    def read(self, key: str, limit: int, *, fresh: bool = False) -> bytes:
+        """The whole of a file of at most `limit` bytes; if `fresh`, past what is cached of it."""
 
     def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
         """Fill `buffer` from `offset` on, of a file that must be `size` bytes long."""

@@ -65,10 +65,12 @@ class LocalStorage:
         with translated(self.root):
             return sorted(os.listdir(self.root))
 
-    def read(self, key: str, limit: int) -> bytes:
+    def read(self, key: str, limit: int, *, fresh: bool = False) -> bytes:
         """The whole file, refused unread where it is larger than `limit`."""
         path = os.path.join(self.root, key)
         with opened(path) as descriptor:
+            if fresh:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             size = os.fstat(descriptor).st_size
             if size > limit:
                 raise TruncatedFile(f"{size} bytes where at most {limit} are allowed", file=path)

@@ -70,7 +70,7 @@ class MemoryStorage:
         except KeyError as error:
             raise MissingFile("this file is missing", file=key) from error
 
-    def read(self, key: str, limit: int) -> bytes:
+    def read(self, key: str, limit: int, *, fresh: bool = False) -> bytes:
         """The bytes of a file."""
         data = self._file(key)
         if len(data) > limit:

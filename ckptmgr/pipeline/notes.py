@@ -1,0 +1,90 @@
+"""Notes: what is said of a step after its commit, each an atomic small file beside the manifest.
+
+Any process may add one, under a shared lock that keeps the step there meanwhile. They
+are read in the order of their names, which begin with the time: the later word counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from absl import logging
+
+from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
+from ckptmgr.format.encoding import LARGEST_NOTE, decode_note, encode_note
+from ckptmgr.format.manifest import Note
+from ckptmgr.format.step import NOTES, StepInfo, nonce
+from ckptmgr.pipeline.commit import number
+from ckptmgr.pipeline.header import fetch, header
+from ckptmgr.storage.base import Storage
+
+_PIN: Final = "pinned"
+_SUFFIX: Final = ".json"
+
+
+def annotate(
+    storage: Storage,
+    name: str,
+    metrics: Mapping[str, object] | None,
+    metadata: Mapping[str, object] | None,
+) -> None:
+    """Add metrics and metadata to a step; waits for metrics that are still being computed.
+
+    Raises:
+      InvalidOption: they are not what they must be.
+      StepDeleted: it is no longer there.
+    """
+    said = header(None, metrics, metadata)
+    note = Note(time.time(), fetch(said.metrics), dict(said.metadata))
+    with storage.reading(name):
+        key = f"{name}/{NOTES}/{time.time_ns():020d}-{nonce()}{_SUFFIX}"
+        storage.add(key, encode_note(note))
+
+
+def pin(storage: Storage, name: str) -> None:
+    """Keep a step from retention, until it is unpinned."""
+    with storage.reading(name):
+        storage.add(f"{name}/{NOTES}/{_PIN}", encode_note(Note(time.time())))
+
+
+def unpin(storage: Storage, name: str) -> None:
+    """Leave a step to retention; nothing is wrong with one that is not pinned."""
+    with storage.reading(name):
+        if _PIN in storage.files(f"{name}/{NOTES}"):
+            storage.discard(f"{name}/{NOTES}/{_PIN}")
+
+
+def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
+    """What is known of a step, with what its notes say. One that is damaged is logged."""
+    files = storage.files(f"{name}/{NOTES}")
+    metrics, metadata = dict(info.metrics), dict(info.metadata)
+    for file in files:
+        if not file.endswith(_SUFFIX):
+            continue
+        try:
+            note = read_note(storage, f"{name}/{NOTES}/{file}")
+        except MissingFile:
+            continue  # the step is being deleted
+        except DamagedStep as error:
+            logging.warning("a note of step %s is left out: %s", info.step, error)
+            continue
+        metrics.update({key: number(value) for key, value in note.metrics.items()})
+        metadata.update(note.metadata)
+    return replace(info, metrics=metrics, metadata=metadata, pinned=_PIN in files)
+
+
+def read_note(storage: Storage, key: str) -> Note:
+    """A note.
+
+    Raises:
+      MissingFile: it is not there.
+      DamagedStep: it is not what was written.
+    """
+    try:
+        data = storage.read(key, LARGEST_NOTE)
+    except TruncatedFile as error:
+        raise DamagedStep(f"a note: {error.message}", file=error.file) from error
+    return decode_note(data, f"{storage.root}/{key}")
