@@ -160,6 +160,11 @@ class Catalog:
         verdict = decide(self._keep, self._steps, {**held, **self._pinned()})
         return Verdict(verdict.kept, dict(self._deleted))
 
+    def follow(self) -> None:
+        """Let go of the steps that another process has deleted."""
+        there = set(self._storage.names())
+        self.forget([step for step in self._steps if step_name(step) not in there])
+
     def retain(self) -> None:
         """Delete what no rule keeps, as annotated by now. What cannot be deleted is left."""
         with self._mutex:

@@ -17,11 +17,18 @@ import anyio.to_thread
 
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import DamagedStep, InvalidOption, MissingFile, NoSuchStep, StepExists
+from ckptmgr.errors import (
+    CheckpointError,
+    DamagedStep,
+    InvalidOption,
+    MissingFile,
+    NoSuchStep,
+    StepExists,
+)
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
-from ckptmgr.jobs import SaveJob
+from ckptmgr.jobs import SaveJob, unplanned
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, local_path, pack_size
 from ckptmgr.pipeline import forms, reports, restore
@@ -112,30 +119,38 @@ def save_async(  # as save
     storage, registry, coordinator = LocalStorage(root), Registry(handlers), Coordinator()
     here = Processes(coordinator.index, coordinator.count)
     rules, below = LeafRules(leaf_options), pack_size(_PACK_BELOW)
-    if merge:
-        raw, record, manifest = _former(storage, name)
-        planned = Planner(registry, below, rules, next_pack(manifest), here).plan(tree)
-        kept = merging.merge(name, raw, manifest, planned.plan)
-        said = header(record.step, step_info(record, "").metrics, metadata)
-        head = replace(said, metadata={**record.metadata, **said.metadata})
-    else:
-        planned, kept = Planner(registry, below, rules, processes=here).plan(tree), None
-        head = header(None, None, metadata)
-    taken = storage.taken(name)
-    if taken and not (overwrite or merge):
-        raise StepExists("this path exists; overwrite=True replaces a checkpoint", file=path)
     books = _Books(storage)
     service = Service(storage, books, coordinator, max_pending=0, writer=False)
-    try:
+
+    def planned_job() -> SaveJob:
+        kept, head = None, header(None, None, metadata)
+        if merge:
+            raw, record, manifest = _former(storage, name)
+            planned = Planner(registry, below, rules, next_pack(manifest), here).plan(tree)
+            kept = merging.merge(name, raw, manifest, planned.plan)
+            said = header(record.step, step_info(record, "").metrics, metadata)
+            head = replace(said, metadata={**record.metadata, **said.metadata})
+        else:
+            planned = Planner(registry, below, rules, processes=here).plan(tree)
+        taken = storage.taken(name)
+        if taken and not (overwrite or merge):
+            raise StepExists("this path exists; overwrite=True replaces a checkpoint", file=path)
         if taken:
             books.check(name)
         shown = partial(forms.saving, planned.plan, planned.values, registry)
         future = SaveFuture(head.step, service.dispatch, shown)
         contents = reports.contents(planned) if here.count > 1 else {}
-        job = SaveJob(name, planned, head, taken, future, Handover(service.kick), kept, contents)
+        return SaveJob(name, planned, head, taken, future, Handover(service.kick), kept, contents)
+
+    try:
+        try:
+            job = planned_job()
+        except CheckpointError as error:
+            service.tell(unplanned(None, registry, service.dispatch, name), error)
+            raise
         service.save(job, limiter(None), "wait", borrow=True)
         job.handover.close()
-        return future
+        return job.future
     finally:
         service.finish()
 
@@ -302,3 +317,6 @@ class _Books:
 
     def retain(self) -> None:
         """There is nothing to delete."""
+
+    def follow(self) -> None:
+        """There is nothing to follow."""

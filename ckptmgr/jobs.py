@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
@@ -10,12 +10,14 @@ import anyio
 
 from ckptmgr.errors import CheckpointError
 from ckptmgr.format.manifest import CommitRecord
-from ckptmgr.format.step import StepInfo
+from ckptmgr.format.step import StepInfo, step_name
 from ckptmgr.future import SaveFuture
-from ckptmgr.pipeline.header import Header
+from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.merge import Merge
 from ckptmgr.pipeline.plan import Planned
+from ckptmgr.pipeline.planner import Planner
 from ckptmgr.pipeline.snapshot import Handover
+from ckptmgr.tree.registry import Registry
 
 OnBusy = Literal["wait", "skip", "replace"]
 T = TypeVar("T")
@@ -36,6 +38,9 @@ class Ledger(Protocol):
     def retain(self) -> None:
         """Delete what is not to be kept."""
 
+    def follow(self) -> None:
+        """Look at what the process that deletes has left."""
+
 
 @dataclass(slots=True, eq=False)
 class SaveJob:
@@ -49,9 +54,23 @@ class SaveJob:
     handover: Handover
     kept: Merge | None = None
     contents: Mapping[int, str] = field(default_factory=dict)  # of leaves that all must have equal
-    replaceable: bool = False  # a later save may take its place in the queue
+    ticket: int = 0  # which of the saves that all processes asked a place for; 0 for none
+    reason: CheckpointError | None = None  # why it was cancelled, for the other processes
     fault: CheckpointError | None = None  # why this process cannot save; the others are told
     scope: anyio.CancelScope | None = field(default=None)
+
+
+def unplanned(
+    step: int | None,
+    registry: Registry,
+    dispatch: Callable[[Callable[[], None]], None],
+    name: str = "",
+) -> SaveJob:
+    """A save of nothing, to tell the other processes of one that could not be planned."""
+    nothing = Planner(registry, 0).plan(())
+    head, handover = header(step, None, None), Handover(lambda: None)
+    name = name or step_name(step or 0)
+    return SaveJob(name, nothing, head, True, SaveFuture(step, dispatch), handover)
 
 
 async def outcome_of(work: Awaitable[T], what: str, step: int | None) -> T | CheckpointError:

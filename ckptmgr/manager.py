@@ -26,7 +26,7 @@ from ckptmgr.errors import CheckpointError, EarlierSaveFailed, StepExists
 from ckptmgr.failures import Failures
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import SaveFuture, State
-from ckptmgr.jobs import OnBusy, SaveJob
+from ckptmgr.jobs import OnBusy, SaveJob, unplanned
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import count, limiter, local_path, pack_size, require
 from ckptmgr.pipeline import forms, reports
@@ -187,12 +187,15 @@ class CheckpointManager(Run):
         """
         number = parse_step(step)
         self._check_writable()
+        ticket = self._service.ticket(self._on_busy)
         try:
             head = header(number, metrics, metadata)
-            job, saving = self._queue(step_name(number), tree, head, replace=overwrite)
+            job = self._job(step_name(number), tree, head, ticket, replace=overwrite)
         except CheckpointError as error:
+            self._service.void(ticket)
             self._tell_others(number, error)
             raise
+        saving = self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
         try:
             self._failures.tell(job.future)
         finally:
@@ -201,10 +204,8 @@ class CheckpointManager(Run):
                 job.handover.close()
         return job.future
 
-    def _queue(
-        self, name: str, tree: object, head: Header, *, replace: bool
-    ) -> tuple[SaveJob, bool]:
-        """Plan a save, queue it and take its snapshot; False where it is skipped."""
+    def _job(self, name: str, tree: object, head: Header, ticket: int, *, replace: bool) -> SaveJob:
+        """A save, planned."""
         if not replace and self._storage.taken(name):
             self._put_damaged_aside(name, head.step)
         with self._mutex:
@@ -213,8 +214,9 @@ class CheckpointManager(Run):
         future = SaveFuture(head.step, self._service.dispatch, shown)
         contents = reports.contents(planned) if self._coordinator.count > 1 else {}
         handover = Handover(self._service.kick)
-        job = SaveJob(name, planned, head, replace, future, handover, contents=contents)
-        return job, self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
+        return SaveJob(
+            name, planned, head, replace, future, handover, contents=contents, ticket=ticket
+        )
 
     def _put_damaged_aside(self, name: str, step: int | None) -> None:
         """Make way for a step whose name a damaged one has; that stays under another.
@@ -231,14 +233,8 @@ class CheckpointManager(Run):
 
     def _tell_others(self, step: int, error: CheckpointError) -> None:
         """Let the other processes know that this one does not save the step, and why."""
-        if self._coordinator.count == 1:
-            return
-        future = SaveFuture(step, self._service.dispatch)
-        handover = Handover(self._service.kick)
-        nothing = self._planner.plan(())
-        head = header(step, None, None)
-        job = SaveJob(step_name(step), nothing, head, True, future, handover, fault=error)
-        self._service.tell(job)
+        if self._coordinator.count > 1:
+            self._service.tell(unplanned(step, self._registry, self._service.dispatch), error)
 
     def maybe_save(
         self,

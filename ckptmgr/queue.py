@@ -7,7 +7,7 @@ processes the queue of each is as far as it is, so where time decides, process 0
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -45,12 +45,28 @@ class SaveQueue:
         self._check_open = check_open
         self._ended = ended
         self._waiting: deque[SaveJob] = deque()
-        self._asked: Counter[str] = Counter()  # how often each step was saved where others follow
+        self._tickets = 0
 
     def jobs(self) -> list[SaveJob]:
         """The one that runs, and those that wait."""
         with self.changed:
             return [*([self.active] if self.active else []), *self._waiting]
+
+    def ticket(self, on_busy: OnBusy) -> int:
+        """The number of a save that process 0 lets in or not: the same in all processes.
+
+        To be asked for once in each save(), whatever becomes of it.
+        """
+        if on_busy == "wait" or self._coordinator.count == 1:
+            return 0
+        with self.changed:
+            self._tickets += 1
+            return self._tickets
+
+    def void(self, ticket: int, topic: str) -> None:
+        """A save fails before it asks for its place: where process 0 does, the others must know."""
+        if ticket and self._coordinator.index == 0:
+            self._coordinator.follow(f"{topic}/busy/{ticket}", lambda: b"go")
 
     def admit(self, job: SaveJob, on_busy: OnBusy, topic: str) -> bool:
         """Give a save its place; False where it is skipped. Blocks by `on_busy`.
@@ -59,7 +75,7 @@ class SaveQueue:
           StepExists: a save of that name waits or runs, and this one does not overwrite.
           ManagerClosed: no save is taken any more.
         """
-        if on_busy != "wait" and self._coordinator.count > 1:
+        if job.ticket:
             return self._admit_as_told(job, on_busy, topic)
         with self.changed:
             while True:
@@ -77,8 +93,6 @@ class SaveQueue:
 
     def _admit_as_told(self, job: SaveJob, on_busy: OnBusy, topic: str) -> bool:
         """As process 0 says."""
-        with self.changed:
-            self._refuse(job)
 
         def say() -> bytes:
             with self.changed:
@@ -86,19 +100,17 @@ class SaveQueue:
                     return b"go"
                 if on_busy == "skip":
                     return b"skip"
-                self.changed.wait_for(lambda: self._waiting or self._has_room())
-                return b"go" if self._has_room() else self._waiting[0].name.encode()
+                oldest = next((other for other in self._waiting if other.fault is None), None)
+                return b"go" if oldest is None else str(oldest.ticket).encode()
 
-        self._asked[job.name] += 1
-        job.replaceable = on_busy == "replace"
-        asked = f"{topic}/busy/{job.name}/{self._asked[job.name]}"
-        told = self._coordinator.follow(asked, say).decode()
+        told = self._coordinator.follow(f"{topic}/busy/{job.ticket}", say).decode()
         if told == "skip":
             return False
         with self.changed:
-            for other in self.jobs():
-                if other.name == told:
+            for other in self.jobs() if told != "go" else ():
+                if other.ticket == int(told):
                     other.future.cancel()
+            self._refuse(job)
             self._append(job)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -81,7 +82,11 @@ class Run(Steps):
     def _choose(self, step: int | Literal["newest"]) -> int | None:
         """The step to restore, process 0's choice for all; None where nothing is committed."""
         newest = isinstance(step, str) and step == "newest"
-        wanted = "newest" if newest else parse_step(step)
+        try:
+            wanted = None if newest else parse_step(step)
+        except CheckpointError as error:
+            self._agree("restore", error, _all_sent)
+            raise
 
         def decide(said: Sequence[bytes]) -> bytes:
             for process, other in enumerate(said):
@@ -94,7 +99,8 @@ class Run(Steps):
             chosen = self._newest_good() if newest else wanted
             return str(chosen).encode()
 
-        said = self._agree("restore", str(wanted).encode(), decide).decode()
+        report = str(step).encode() if newest else str(wanted).encode()
+        said = self._agree("restore", report, decide).decode()
         return None if said == "None" else int(said)
 
     def _newest_good(self) -> int | None:
@@ -106,22 +112,25 @@ class Run(Steps):
 
     def _restore(self, step: int | None, like: object, options: LoadOptions) -> tuple[int, Any]:
         """Restore a step in all processes, or in none."""
-        request = make_request(like, **options)
-        try:
-            if request.broadcast and self._read_only:
-                raise InvalidOption("broadcast needs a manager that is not read-only")
-            future = self._load(step, request)
+        with contextlib.ExitStack() as held:
             try:
-                found = future.result()
-            except BaseException:
-                future.cancel()
-                raise
-            sent = found.to_send if isinstance(found, restore.Unfinished) else b""
-        except CheckpointError as error:
-            if self._coordinator.count > 1 and not self._read_only:
+                request = make_request(like, **options)
+                if request.broadcast and self._read_only:
+                    raise InvalidOption("broadcast needs a manager that is not read-only")
+                future = self._load(step, request)
+                try:
+                    # Until all have it: who is done first may be the one who deletes.
+                    name = step_name(future.step or 0)
+                    held.enter_context(self._storage.reading(name))
+                    found = future.result()
+                except BaseException:
+                    future.cancel()
+                    raise
+                sent = found.to_send if isinstance(found, restore.Unfinished) else b""
+            except CheckpointError as error:
                 self._agree("restored", error, _all_sent)
-            raise
-        self._agree("restored", sent, _all_sent)
+                raise
+            self._agree("restored", sent, _all_sent)
         assert future.step is not None
         return future.step, found.finish() if isinstance(found, restore.Unfinished) else found
 
@@ -133,7 +142,8 @@ class Run(Steps):
     ) -> LoadFuture:
         """Begin to restore; returns at once a future of the tree. Arguments as for `restore`.
 
-        Each process restores by itself and hears of its own errors only, so not by broadcast.
+        Each process restores by itself and hears of its own errors only, so not by broadcast;
+        with several give the number of the step, for each has its own newest.
         """
         wanted = None if isinstance(step, str) and step == "newest" else parse_step(step)
         request = make_request(like, **options)

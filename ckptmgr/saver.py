@@ -60,6 +60,7 @@ class Saver:
         self._coordinator = coordinator
         self._proof = proof
         self.topic = f"path/{digest(storage.root.encode())}"
+        self._runs = False  # a run has one save at a time; a path one of each name
         self.given_up = False
 
     @property
@@ -77,8 +78,17 @@ class Saver:
         with contextlib.ExitStack() as held:
             report = self._hold(held) if self.leads else self._storage.root.encode()
             self.topic = self._coordinator.agree("open", report, _same_directory).decode()
-            self._ledger.refresh()
+            self._runs = True
+            looked = self._look()
+            self._coordinator.agree(f"{self.topic}/opened", looked, lambda _: b"")
             yield
+
+    def _look(self) -> bytes | CheckpointError:
+        try:
+            self._ledger.refresh()
+        except CheckpointError as error:
+            return error
+        return b""
 
     def _hold(self, held: contextlib.ExitStack) -> bytes | CheckpointError:
         try:
@@ -88,6 +98,10 @@ class Saver:
                 logging.info("removed %s, left by a writer that died", name)
         except CheckpointError as error:
             return error
+        except Exception as error:  # noqa: BLE001  # the others must hear of it
+            failure = CheckpointError(f"the directory cannot be opened: {error!r}")
+            failure.__cause__ = error
+            return failure
         return self._storage.root.encode()
 
     async def save(self, job: SaveJob) -> StepInfo | None:
@@ -100,7 +114,7 @@ class Saver:
             return await self._save(job)
         except CheckpointError as error:
             late = error.step is not None and error.step > (job.future.step or 0)
-            if late and job.replaceable and isinstance(error, ProcessesDiffer):
+            if late and job.ticket and isinstance(error, ProcessesDiffer):
                 job.future.cancel()  # process 0 has gone on without it: it was replaced there
             if job.future.cancelled():
                 return None
@@ -112,13 +126,13 @@ class Saver:
         async with left_in_thread(self._storage.attempt(job.name)) as attempt:
             shared = await self._begin(job, attempt)
             digests: list[str] = []
-            outcome: bytes | CheckpointError = CheckpointError("the save was cancelled")
+            outcome: bytes | CheckpointError = job.reason or CheckpointError("it was cancelled")
             try:
                 outcome = await outcome_of(
                     self._write(job, attempt, shared, digests), "save", job.future.step
                 )
                 if not job.future.advance(State.COMMITTING):
-                    outcome = CheckpointError("the save was cancelled")
+                    outcome = job.reason or CheckpointError("the save was cancelled")
             finally:
                 # Even where this task is cancelled: the others are to hear of it.
                 with anyio.CancelScope(shield=True):
@@ -138,14 +152,20 @@ class Saver:
         return await anyio.to_thread.run_sync(
             partial(
                 self._coordinator.agree,
-                f"{self.topic}/{topic}",
+                f"{self.topic}/{topic}" if self._runs else f"{self.topic}/{job.name}/{topic}",
                 report,
                 decide,
                 step=job.future.step or 0,
                 name=name,
-                stopped=lambda: self.given_up or job.future.cancelled(),
+                stopped=lambda: self._stopped(job),
             )
         )
+
+    def _stopped(self, job: SaveJob) -> CheckpointError | None:
+        """Why a save is not wanted any more, once it is not."""
+        if not (self.given_up or job.future.cancelled()):
+            return None
+        return job.reason or CheckpointError("the save was cancelled")
 
     # Before anything is written
 

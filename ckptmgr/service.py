@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -26,10 +27,10 @@ from anyio.from_thread import BlockingPortal
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, ManagerClosed, WaitTimeout
 from ckptmgr.format.step import StepInfo
-from ckptmgr.future import LoadFuture, State, settled
+from ckptmgr.future import LoadFuture, SaveFuture, State, settled
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.pipeline.snapshot import take
+from ckptmgr.pipeline.snapshot import Handover, take
 from ckptmgr.queue import SaveQueue
 from ckptmgr.saver import Proof, Saver
 from ckptmgr.storage.base import Storage
@@ -64,6 +65,7 @@ class Service:
         self._saver = Saver(storage, ledger, coordinator, proof)
         self._ledger = ledger
         self._writer = writer
+        self._alone = coordinator.count == 1
         self._pid = os.getpid()
         self._queue = SaveQueue(max_pending, coordinator, self.check_open, self._ended)
         self._changed = self._queue.changed
@@ -93,16 +95,29 @@ class Service:
         # One after the other, in the order of the queue: a snapshot that waits for room must
         # never wait for copies of a save that stands behind it.
         with self._snapshots:
-            if not self._queue.admit(job, on_busy, self.topic):
+            try:
+                admitted = self._queue.admit(job, on_busy, self.topic)
+            except CheckpointError as error:
+                self.tell(job, error)
+                raise
+            if not admitted:
                 job.future.resolve(State.SKIPPED, None)
                 return False
             try:
                 take(job.planned.plan, job.planned.arrays, limiter, job.handover, borrow=borrow)
-            except BaseException:
-                self._withdraw(job)
+            except BaseException as error:
+                self._withdraw(job, error)
                 raise
         job.planned.arrays.clear()
         return True
+
+    def ticket(self, on_busy: OnBusy) -> int:
+        """What a save has to show where the processes decide together who is let in."""
+        return self._queue.ticket(on_busy)
+
+    def void(self, ticket: int) -> None:
+        """A save fails before it comes here."""
+        self._queue.void(ticket, self.topic)
 
     def check_open(self) -> None:
         """Raise ManagerClosed where no work is taken any more."""
@@ -111,10 +126,17 @@ class Service:
         if self._closing:
             raise ManagerClosed("this manager was closed")
 
-    def _withdraw(self, job: SaveJob) -> None:
-        """After a failed snapshot; on return nothing of the save is left."""
-        job.future.cancel()
+    def _withdraw(self, job: SaveJob, cause: BaseException) -> None:
+        """After a failed snapshot; on return nothing of the save is left, and all know why."""
+        error = cause
+        if not isinstance(error, CheckpointError):
+            error = CheckpointError(f"the snapshot failed: {cause!r}")
         with self._changed:
+            runs = job is self._queue.active
+            job.reason = error
+            job.future.cancel()
+            if not runs:
+                self.tell(job, error)
             self._changed.wait_for(lambda: job is not self._queue.active)
 
     @property
@@ -122,15 +144,19 @@ class Service:
         """What the processes call this directory when they agree."""
         return self._saver.topic
 
-    def tell(self, job: SaveJob) -> None:
-        """Have the other processes told, in its turn, that this one has a fault in place of a save.
+    def tell(self, job: SaveJob, error: CheckpointError) -> None:
+        """Have the other processes told, in its turn, why this one does not make a save.
 
         Where the service takes no work any more they hear nothing.
         """
+        if self._alone:
+            return
+        future, handover = SaveFuture(job.future.step, self.dispatch), Handover(self.kick)
+        fault = replace(job, future=future, handover=handover, fault=error, ticket=0)
         with self._changed:
             if not self._closing:
-                self._queue.push(job)
-        job.handover.close()
+                self._queue.push(fault)
+        handover.close()
 
     def kick(self) -> None:
         """There is something to do."""
@@ -140,7 +166,8 @@ class Service:
 
     def pending(self) -> list[int]:
         """The steps that wait or are being written, in the order of their saves."""
-        return [job.future.step for job in self._queue.jobs() if job.future.step is not None]
+        jobs = [job for job in self._queue.jobs() if job.fault is None]
+        return [job.future.step for job in jobs if job.future.step is not None]
 
     def load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work` beside the saves; its result or error goes into `future`."""
@@ -294,9 +321,8 @@ class Service:
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
             job.future.resolve(State.COMMITTED, outcome)
-            if not self._saver.leads:
-                return
-            tidied = anyio.to_thread.run_sync(self._ledger.retain)
+            tidy = self._ledger.retain if self._saver.leads else self._ledger.follow
+            tidied = anyio.to_thread.run_sync(tidy)
             failed = await outcome_of(tidied, "retention", job.future.step)
             if failed is not None:
                 logging.error("nothing was deleted: %s", failed)

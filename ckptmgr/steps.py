@@ -246,7 +246,9 @@ class Steps:
         decide: Callable[[Sequence[bytes]], bytes],
     ) -> bytes:
         """Decide for all processes; a reader decides for itself."""
-        if self._read_only and isinstance(report, bytes):
+        if self._read_only or self._coordinator.count == 1:
+            if isinstance(report, CheckpointError):
+                raise report
             return decide([report])
         return self._coordinator.agree(f"{self._service.topic}/{topic}", report, decide)
 

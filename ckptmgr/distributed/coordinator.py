@@ -24,6 +24,7 @@ from ckptmgr.format.step import nonce
 SECONDS = 600.0
 _SLICE_SECONDS = 0.2  # how long a wait goes without looking whether it is still wanted
 _GRACE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.002
 _MARGIN = 1.1  # process 0 gives up first, so that the others hear from it why
 
 
@@ -44,6 +45,7 @@ class Coordinator:
         alone = client is None and jax.process_count() == 1
         self._client = MemoryClient(MemoryStore(), 0, 1) if alone else client or JaxClient()
         self._timeout = timeout
+        self._answered: dict[str, str] = {}  # by mailbox, the nonce of the report last answered
         self.index = self._client.index
         self.count = self._client.count
 
@@ -55,7 +57,7 @@ class Coordinator:
         *,
         step: int = 0,
         name: str | None = None,
-        stopped: Callable[[], bool] = lambda: False,
+        stopped: Callable[[], CheckpointError | None] = lambda: None,
     ) -> bytes:
         """Report, and return what process 0 decides of all reports. Blocks until then.
 
@@ -67,7 +69,7 @@ class Coordinator:
           step: the round is about. Who is behind is told so at once; who is ahead waits.
           name: of a round that is held once: its answer is there for who comes late, so
             process 0 need not wait for all where one has failed.
-          stopped: whether this process no longer wants to take part.
+          stopped: why this process no longer wants to take part, once it does not.
 
         Raises:
           CheckpointError: a process reported it, or `decide` raised it; `process` says which.
@@ -77,7 +79,8 @@ class Coordinator:
         fault = message.fault(report, self.index) if isinstance(report, CheckpointError) else None
         body = report if isinstance(report, bytes) else b""
         mine = Message(name or nonce(), body, step, fault)
-        round_ = _Round(self._client, f"ckptmgr/{topic}", mine, name is not None, stopped)
+        once = name is not None
+        round_ = _Round(self._client, f"ckptmgr/{topic}", mine, once, stopped, self._answered)
         if self.index:
             answer = round_.follow(time.monotonic() + self._timeout * _MARGIN)
         else:
@@ -107,7 +110,7 @@ class Coordinator:
                 self._client.put(f"ckptmgr/{topic}/{process}", said)
             return said
         key = f"ckptmgr/{topic}/{self.index}"
-        found = self._client.get(key, self._timeout)
+        found = _wait(self._client, key, time.monotonic() + self._timeout, lambda: None)
         if found is None:
             raise ProcessSilent(
                 f"process 0 has not said what to do within {self._timeout} s; every process "
@@ -118,7 +121,9 @@ class Coordinator:
         return found
 
 
-def _wait(client: Client, key: str, deadline: float, stopped: Callable[[], bool]) -> bytes | None:
+def _wait(
+    client: Client, key: str, deadline: float, stopped: Callable[[], CheckpointError | None]
+) -> bytes | None:
     """A value; None where it is not there by the deadline or no longer wanted."""
     while True:
         left = 0.0 if stopped() else max(deadline - time.monotonic(), 0.0)
@@ -135,7 +140,8 @@ class _Round:
     topic: str
     mine: Message
     once: bool
-    stopped: Callable[[], bool]
+    stopped: Callable[[], CheckpointError | None]
+    answered: dict[str, str]
     error: CheckpointError | None = None  # of this process itself: it heard of nobody else's
 
     def _answer_key(self, process: int, name: str) -> str:
@@ -144,29 +150,29 @@ class _Round:
     # Of all but process 0
 
     def follow(self, deadline: float) -> Message:
-        """Report, and wait for the answer."""
+        """Report, and wait for the answer. The mailbox is this process's: it empties it itself."""
         here = self.client.index
         mailbox, answer = f"{self.topic}/{here}", self._answer_key(here, self.mine.nonce)
-        self.client.put(mailbox, message.encode(self.mine))
-        found = _wait(self.client, answer, deadline, self.stopped)
-        if found is not None:
-            self.client.delete(answer)
+        try:
+            self.client.put(mailbox, message.encode(self.mine))
+            found = _wait(self.client, answer, deadline, self.stopped)
+            why = self.stopped()
+            if found is None and why is not None:
+                # The others need not wait for it. But where process 0 has decided already it
+                # counts on this process, which must know.
+                self.client.put(mailbox, message.encode(self._failed(why)))
+                found = self.client.get(answer, _GRACE_SECONDS)
+            if found is None:
+                self.error = why or _silent(0, self.mine.step)
+                return self._failed(self.error)
             return message.decode(found)
-        if not self.stopped():
+        finally:
             self.client.delete(mailbox)
-            self.error = _silent(0, self.mine.step)
-            return self._failed(self.error)
-        given_up = self._failed(_given_up(here))
-        self.client.put(mailbox, message.encode(given_up))  # the others need not wait for it
-        # Where process 0 has decided already it counts on this process, which must know.
-        found = self.client.get(answer, _GRACE_SECONDS)
-        if found is not None:
-            return message.decode(found)
-        self.error = _given_up(here)
-        return given_up
+            self.client.delete(answer)
 
     def _failed(self, error: CheckpointError) -> Message:
-        return Message(self.mine.nonce, step=self.mine.step, fault=message.fault(error, None))
+        fault = message.fault(error, self.client.index or None)
+        return Message(self.mine.nonce, step=self.mine.step, fault=fault)
 
     # Of process 0
 
@@ -182,23 +188,26 @@ class _Round:
                 reports[process] = found
             else:
                 missing[process] = found
-        self._take(reports)
+        self._look_again(reports, missing)
         answer = self._decide(reports, missing, decide)
-        told = range(1, self.client.count) if self.once else reports
+        told = range(1, self.client.count) if self.once else [p for p in reports if p]
         for process in told:
-            if process:
-                name = self.mine.nonce if self.once else reports[process].nonce
-                self.client.put(self._answer_key(process, name), message.encode(answer))
+            self._tell(process, self.mine.nonce if self.once else reports[process].nonce, answer)
         return answer
 
-    def _take(self, reports: dict[int, Message]) -> None:
-        """Empty the mailboxes. A report may have been taken back while others were waited for."""
+    def _look_again(self, reports: dict[int, Message], missing: dict[int, CheckpointError]) -> None:
+        """A report may have been taken back while others were waited for."""
         for process in [process for process in reports if process]:
-            mailbox = f"{self.topic}/{process}"
-            data = self.client.get(mailbox, 0)
-            if data is not None:
+            data = self.client.get(f"{self.topic}/{process}", 0)
+            if data is None:
+                del reports[process]
+                missing[process] = _silent(process, self.mine.step)
+            else:
                 reports[process] = message.decode(data)
-                self.client.delete(mailbox)
+
+    def _tell(self, process: int, name: str, answer: Message) -> None:
+        self.answered[f"{self.topic}/{process}"] = name
+        self.client.put(self._answer_key(process, name), message.encode(answer))
 
     def _decide(
         self,
@@ -209,7 +218,7 @@ class _Round:
         faults = [report.fault for _, report in sorted(reports.items()) if report.fault]
         if faults:
             return Message(self.mine.nonce, fault=faults[0])
-        self.error = _given_up(0) if self.stopped() else missing[min(missing)] if missing else None
+        self.error = self.stopped() or (missing[min(missing)] if missing else None)
         if self.error is not None:
             return Message(self.mine.nonce, fault=message.fault(self.error, 0))
         try:
@@ -227,14 +236,16 @@ class _Round:
         behind: int | None = None
         while (data := _wait(self.client, mailbox, deadline, self.stopped)) is not None:
             found = message.decode(data)
+            if found.nonce == self.answered.get(mailbox) and time.monotonic() < deadline:
+                time.sleep(_PAUSE_SECONDS)  # its owner has not emptied it yet
+                continue
             if found.step > self.mine.step:
                 return _differ(process, self.mine.step, found.step)
             if found.step == self.mine.step:
                 return found
-            self.client.delete(mailbox)
             behind = found.step
             late = self._failed(_differ(process, self.mine.step, behind))
-            self.client.put(self._answer_key(process, found.nonce), message.encode(late))
+            self._tell(process, found.nonce, late)
         if behind is not None:
             return _differ(process, self.mine.step, behind)
         return _silent(process, self.mine.step)
@@ -255,7 +266,3 @@ def _differ(process: int, ours: int, theirs: int) -> ProcessesDiffer:
         step=ours,
         process=process,
     )
-
-
-def _given_up(process: int) -> CheckpointError:
-    return CheckpointError("it was cancelled in one process, and so in all", process=process)

@@ -24,6 +24,7 @@ from ckptmgr.format.manifest import (
     Pack,
     Strict,
     leaf_indices,
+    per_process,
 )
 from ckptmgr.format.zarr import Shape
 
@@ -98,7 +99,7 @@ def decode_manifest(data: bytes, record: CommitRecord, file: str) -> Manifest:
     if len(data) != record.manifest_nbytes or digest(data) != record.manifest_digest:
         raise DamagedStep("the manifest is not the one that was committed", file=file)
     manifest = _versioned(data, Manifest, file)
-    fault = _contradiction(manifest)
+    fault = contradiction(manifest)
     if fault:
         raise DamagedStep(f"the manifest contradicts itself: {fault}", file=file)
     return manifest
@@ -129,7 +130,7 @@ def _parse(data: bytes, kind: type[_T], file: str) -> _T:
         raise DamagedStep(f"not valid: {error}", file=file) from error
 
 
-def _contradiction(manifest: Manifest) -> str | None:
+def contradiction(manifest: Manifest) -> str | None:
     """What is impossible about a manifest; None where it is consistent."""
     packs = {pack.process: pack for pack in manifest.packs}
     if len(packs) != len(manifest.packs):
@@ -149,6 +150,12 @@ def _contradiction(manifest: Manifest) -> str | None:
     own = sum(array.grid is not None for leaf in manifest.leaves for array in leaf.arrays)
     if len(directories) != own:
         return "two arrays share a directory"
+    return _impossible_structure(manifest)
+
+
+def _impossible_structure(manifest: Manifest) -> str | None:
+    if any(per_process(c) for node in per_process(manifest.structure) for c in node.children):
+        return "what one process has for itself lies in another such"
     if sorted(leaf_indices(manifest.structure)) != list(range(len(manifest.leaves))):
         return "the structure does not name each leaf once"
     return None
@@ -185,7 +192,7 @@ def _tiled(shape: Shape, boxes: list[tuple[tuple[int, int], ...] | None]) -> boo
         return True
     cells, first = set(), boxes[0] or ()
     for box in boxes:
-        if box is None or len(box) != len(shape):
+        if not box or len(box) != len(shape):  # an array without axes has no parts
             return False
         for (start, stop), (low, high), n in zip(box, first, shape, strict=True):
             edge = high - low

@@ -55,7 +55,8 @@ class _Target(NamedTuple):
 class _Pieces:
     """A small array that was saved in parts, or is wanted in parts: `left` are still to come."""
 
-    boxes: dict[Extent, np.ndarray]
+    want: Wanted
+    boxes: dict[Extent, np.ndarray]  # made when the first of them comes
     left: int
 
 
@@ -91,7 +92,7 @@ class Assembly:
             self._share_reading(None if request.broadcast is True else request.broadcast)
         self.wanted = wanted = self._wanted()
         self._pieces = {
-            (want.leaf, want.entry.name): _pieces(want)
+            (want.leaf, want.entry.name): _Pieces(want, {}, sum(1 for _ in want.packed()))
             for want in wanted
             if want.entry.packed and not _arrives_whole(want)
         }
@@ -151,7 +152,10 @@ class Assembly:
                     nbytes = items * DTYPES[entry.dtype].itemsize
                 if nbytes:
                     copied = _copied(target, entry)
-                    found.append(Wanted(number, leaf.path, entry, target.boxes, nbytes, copied))
+                    want = Wanted(number, leaf.path, entry, target.boxes, nbytes, copied)
+                    if entry.packed and not _arrives_whole(want):
+                        want = want._replace(copied=copied + nbytes)
+                    found.append(want)
         return found
 
     def without_bytes(self) -> None:
@@ -200,6 +204,8 @@ class Assembly:
                 yield *key, {boxes[part]: array for part, array in arrays}
                 continue
             entry = next(a for a in self._manifest.leaves[key[0]].arrays if a.name == key[1])
+            with self._mutex:
+                pieces.boxes = pieces.boxes or _made(pieces.want)
             came = [(entry.packed[p].box or extent.whole(entry.shape), a) for p, a in arrays]
             for box, target in pieces.boxes.items():
                 extent.fill(target, box, came)
@@ -317,13 +323,13 @@ def _arrives_whole(want: Wanted) -> bool:
     return want.entry.packed[0].box is None and want.boxes == (extent.whole(want.entry.shape),)
 
 
-def _pieces(want: Wanted) -> _Pieces:
+def _made(want: Wanted) -> dict[Extent, np.ndarray]:
+    """Memory for the parts of an array."""
     dtype = DTYPES[want.entry.dtype]
-    boxes = {
+    return {
         box: aligned(extent.items(box) * dtype.itemsize).view(dtype).reshape(extent.shape_of(box))
         for box in want.boxes
     }
-    return _Pieces(boxes, sum(1 for _ in want.packed()))
 
 
 def _ready(array: np.ndarray, dtype: np.dtype, shape: Shape) -> np.ndarray:

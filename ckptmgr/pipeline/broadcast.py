@@ -144,7 +144,9 @@ def broadcast(arrays: Sequence[Sent]) -> list[jax.Array]:
         for batch in _batches(arrays):
             fronts = [_front(sent) for sent in batch]
             forms = tuple((sent.dtype, sent.shape, sent.sharding) for sent in batch)
-            found += jax.block_until_ready(_summed(forms)(fronts))
+            # Who has no device of the mesh has nothing to compute on.
+            here = bool(batch[0].parts)
+            found += jax.block_until_ready(_summed(forms)(fronts)) if here else map(_empty, batch)
             for sent in batch:
                 sent.bits.clear()
             del fronts
@@ -183,7 +185,13 @@ def _front(sent: Sent) -> jax.Array:
     last = sent.shape or (1,)
     shape = (mesh.shape[sent.axis], *last[:-1], last[-1] * words)
     front = NamedSharding(mesh, PartitionSpec(sent.axis, *spec))
-    return jax.make_array_from_single_device_arrays(shape, front, bits)
+    words_of = np.dtype(_WORDS[sent.dtype.itemsize])
+    return jax.make_array_from_single_device_arrays(shape, front, bits, dtype=words_of)
+
+
+def _empty(sent: Sent) -> jax.Array:
+    """An array of which this process has no part."""
+    return jax.make_array_from_single_device_arrays(sent.shape, sent.sharding, [], dtype=sent.dtype)
 
 
 def _summed(forms: tuple[tuple[np.dtype, Shape, NamedSharding], ...]) -> Any:

@@ -20,7 +20,7 @@ import msgspec
 from ckptmgr.errors import DamagedStep, MissingFile
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.digest import digest
-from ckptmgr.format.encoding import encode_manifest, encode_record
+from ckptmgr.format.encoding import contradiction, encode_manifest, encode_record
 from ckptmgr.format.manifest import (
     FORMAT,
     CommitRecord,
@@ -114,8 +114,11 @@ def assemble(
         *plan.packs,
         *(pack for pack in (plan.private_pack, *(o.pack for o in others)) if pack),
     ]
-    joined = iter(list(zip(*added, strict=True)) if plan.private else [])
-    return Manifest(FORMAT, _joined(plan.structure, joined), tuple(leaves), tuple(packs))
+    structure = _joined(plan.structure, iter(list(zip(*added, strict=True))))
+    manifest = Manifest(FORMAT, structure, tuple(leaves), tuple(packs))
+    fault = contradiction(manifest) if others else None
+    assert fault is None, f"what the processes wrote does not fit together: {fault}"
+    return manifest
 
 
 def _joined(node: Node, others: Iterator[Sequence[Node]]) -> Node:

@@ -18,8 +18,8 @@ from ckptmgr.tree import sharding
 from ckptmgr.tree.handlers import Array
 from ckptmgr.tree.per_process import Processes
 
-# Several to a byte on the device: jax unpacks them, and so copies, for every host array.
 _ALONE: Final = Processes()
+# Several to a byte on the device: jax unpacks them, and so copies, for every host array.
 _UNPACKED: Final = frozenset({"int2", "int4", "uint2", "uint4", "float4_e2m1fn"})
 
 

@@ -83,7 +83,9 @@ def match(manifest: Manifest, request: Request, registry: Registry) -> Matched:
     Raises:
       TreeMismatch: saved tree and request differ; lists every difference.
     """
-    matching = _Matching(manifest, request, registry, others=_others(manifest, request))
+    nodes = per_process(manifest.structure)
+    own = frozenset(manifest.leaves[n].path for node in nodes for n in leaf_indices(node))
+    matching = _Matching(manifest, request, registry, others=_others(manifest, request), own=own)
     matched = matching.as_saved() if request.like is None else matching.into(request.like)
     if matching.faults:
         raise TreeMismatch(
@@ -131,6 +133,7 @@ class _Matching:
     faults: list[str] = field(default_factory=list)
     chosen: set[int] = field(default_factory=set)
     others: frozenset[int] = frozenset()  # the leaves that other processes have for themselves
+    own: frozenset[str] = frozenset()  # the paths of those that this one has
 
     def as_saved(self) -> Matched:
         """The saved tree, or what is selected of it."""
@@ -219,7 +222,13 @@ class _Matching:
         return self.request.shardings.of(paths, whole=self.request.select.all)
 
     def _form(self, number: int) -> object:
-        return forms.form(self.manifest.leaves[number], self.registry, self.request.devices)
+        entry = self.manifest.leaves[number]
+        return forms.form(entry, self.registry, self._devices(entry))
+
+    def _devices(self, entry: LeafEntry) -> tuple[jax.Device, ...]:
+        """The devices that a leaf may lie on: this process's, where it is its own."""
+        own = entry.path in self.own
+        return self.request.own_devices if own else self.request.devices
 
     def _as_saved(self, number: int, place: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -253,7 +262,7 @@ class _Matching:
                 f"{entry.path!r}: saved {saved(entry)}; jax holds {dtype.name} only with "
                 "jax_enable_x64: switch it on, or load with shardings='numpy' or a narrower like="
             )
-        there, devices = self.request.shardings.mesh, self.request.devices
+        there, devices = self.request.shardings.mesh, self._devices(entry)
         try:
             saved_as = array.sharding if array else None
             return placing.place(saved_as, shape, wanted, there, devices)

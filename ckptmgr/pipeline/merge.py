@@ -27,6 +27,7 @@ from ckptmgr.format.manifest import (
     RegisteredNode,
     TupleNode,
     leaf_indices,
+    per_process,
     renumbered,
 )
 from ckptmgr.format.scalar import JSON, from_json
@@ -100,10 +101,8 @@ def merge(name: str, record: bytes, manifest: Manifest, plan: Plan) -> Merge:
     Raises:
       TreeMismatch: a container differs in kind or length, or two paths become the same.
     """
-    if plan.private:
-        raise TreeMismatch(
-            "PerProcess cannot be merged by several processes", leaf=plan.paths[min(plan.private)]
-        )
+    if plan.layout and per_process(plan.structure):
+        raise TreeMismatch("PerProcess cannot be merged by several processes")
     try:
         joined = _join(manifest.structure, _shift(plan.structure, len(manifest.leaves)), ())
     except RecursionError as error:

@@ -141,7 +141,8 @@ class Reader:
         dtype = zarr.DTYPES[entry.dtype]
         stored = math.prod(grid.chunk) * dtype.itemsize
         size = stored + zarr.CHECKSUM_BYTES if raw else zarr.longest(grid.chunk, stored, grid.codec)
-        run = raw and zarr.is_run(entry.shape, grid.chunk) and len(want.boxes) == 1
+        whole = want.boxes == (extent.whole(entry.shape),)
+        run = raw and whole and zarr.is_run(entry.shape, grid.chunk)
         at_a_time = min(self._storage.read_tasks, len(grid.digests))
         aside = 0 if run else at_a_time * (stored if raw else 2 * stored + size)
         directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"

@@ -155,7 +155,7 @@ class Written:
 def written(plan: Plan, values: Sequence[JSON], digests: Sequence[str]) -> Written:
     """What to report when all is durable."""
     slots = tuple(slot for slot in plan.mine if slot < plan.shared_slots)
-    own = [node.children[0] for node in per_process(plan.structure)] if plan.private else []
+    own = [node.children[0] for node in per_process(plan.structure)]
     order = {leaf: place for place, leaf in enumerate(n for c in own for n in leaf_indices(c))}
     entries = plan.entries(values, digests) if order else ()
     return Written(

@@ -25,6 +25,7 @@ class Request:
       select: which leaves are wanted.
       shardings: where the caller wants them.
       casting: NumPy's word for what dtypes may become.
+      devices, own_devices: those of all processes, and of this one.
       resize: whether arrays are padded with zeros, or cut, to the shape of `like`.
       broadcast: whether one replica reads for all, along which mesh axis.
     """
@@ -35,6 +36,7 @@ class Request:
     casting: Casting
     resize: bool
     devices: tuple[jax.Device, ...]
+    own_devices: tuple[jax.Device, ...]
     default_device: jax.Device | str | None
     x64: bool
     processes: Processes
@@ -108,6 +110,7 @@ def make_request(
         resize=resize,
         casting=parse_casting(casting),
         devices=tuple(jax.devices()),
+        own_devices=tuple(jax.local_devices()),
         default_device=jax.config.jax_default_device,  # type: ignore[attr-defined]  # made at run time
         x64=bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]  # made at run time
         processes=here,

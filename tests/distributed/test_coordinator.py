@@ -181,7 +181,8 @@ def test_who_wants_no_more_tells_the_others(who: int) -> None:
     job = Job(count=2)
 
     def call(c: Coordinator) -> bytes:
-        return c.agree("t", b"", joined, stopped=lambda: c.index == who)
+        why = CheckpointError("it was cancelled") if c.index == who else None
+        return c.agree("t", b"", joined, stopped=lambda: why)
 
     if who == 0:
         other = job.start(1, call)
