@@ -116,7 +116,9 @@ class SaveQueue:
 
     def _refuse(self, job: SaveJob) -> None:
         self._check_open()
-        if not job.replace and any(other.name == job.name for other in self.jobs()):
+        # One that has ended may still stand there as the one that runs.
+        others = [o for o in self.jobs() if o.fault is None and not o.future.done()]
+        if not job.replace and any(other.name == job.name for other in others):
             raise StepExists("a save of this step is queued already", step=job.future.step)
 
     def _has_room(self) -> bool:

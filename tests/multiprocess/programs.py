@@ -46,7 +46,9 @@ def mesh(*, across: bool = True) -> Mesh:
 def put(array: np.ndarray, *spec: object, on: Mesh | None = None) -> jax.Array:
     """A global array of these values."""
     sharding = NamedSharding(on or mesh(), PartitionSpec(*spec))
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return jax.make_array_from_callback(
+        array.shape, sharding, lambda index: array[index], dtype=array.dtype
+    )
 
 
 SPECS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
@@ -240,6 +242,47 @@ def overhead(directory: str) -> dict[str, Any]:
         return {"save": seconds, "should_save": (time.perf_counter() - began) / 1000}
 
 
+def own(directory: str) -> dict[str, Any]:
+    """Values of one's own of every kind: none at all, fewer than the other, on own devices."""
+    me = jax.process_index()
+    found: dict[str, Any] = {}
+    devices = Mesh(np.array(jax.local_devices()), ("d",))
+    place = NamedSharding(devices, PartitionSpec("d"))
+    mine = np.arange(8) + 100 * me
+    values: list[Any] = [
+        {"a": 1} if me else {},
+        {} if me else {"a": 1},
+        [np.arange(4)] * me,
+        None,
+        jax.device_put(mine, place),
+    ]
+    with CheckpointManager(directory, coordinator=Coordinator(timeout=10)) as manager:
+        for step, value in enumerate(values[:-1]):
+            manager.save(step, {"own": PerProcess(value), "n": step}).result()
+            back = manager.restore(step)
+            found[str(step)] = repr(back["own"].value) == repr(value) and back["n"] == step
+        manager.save(9, {"own": PerProcess(values[-1])}).result()
+        for like in (None, {"own": PerProcess(values[-1])}):
+            array = manager.restore(9, like)["own"].value
+            found[f"devices {like is None}"] = (
+                array.sharding == place and np.asarray(array).tolist() == mine.tolist()
+            )
+    return found
+
+
+def few(directory: str) -> dict[str, Any]:
+    """A mesh on the devices of two of three processes: saved, restored, broadcast."""
+    on = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    array = np.arange(64, dtype=np.float32).reshape(8, 8)
+    leaves = {"w": put(array, None, "y", on=on), "r": put(array, on=on)}
+    with CheckpointManager(directory, coordinator=Coordinator(timeout=20)) as manager:
+        manager.save(1, leaves).result()
+        return {
+            str(how): all(equal(back, array) for back in manager.restore(1, broadcast=how).values())
+            for how in (False, True)
+        }
+
+
 # Refusing
 
 
@@ -277,6 +320,49 @@ def refusals(directory: str) -> dict[str, Any]:
 
 def _save(manager: CheckpointManager, step: int, leaves: object) -> object:
     return manager.save(step, leaves).result()
+
+
+def late(directory: str) -> dict[str, Any]:
+    """Errors that only one process has, where the others have begun or wait already."""
+    me = jax.process_index()
+    setattr(ckptmgr.functional, "Coordinator", partial(Coordinator, timeout=10))  # noqa: B010  # shorter
+    os.makedirs(directory, exist_ok=True)
+    found: dict[str, Any] = {}
+    found["function"] = failed(lambda: ckptmgr.save(f"{directory}/one", {"f": print if me else 3}))
+    futures = [ckptmgr.save_async(f"{directory}/{name}", {"n": name}) for name in "abcd"]
+    found["side by side"] = [failed(future.result)[0] for future in futures]
+    options = [("z", ckptmgr.LeafOptions(dtype="float16"))]
+    with CheckpointManager(
+        f"{directory}/run",
+        in_flight_bytes="4MiB",
+        leaf_options=options,
+        coordinator=Coordinator(timeout=10),
+    ) as manager:
+        large, small = np.ones((64, 1 << 18), np.float32), np.ones((1 << 10, 1 << 10), np.float32)
+        wrong = small.copy()
+        wrong[-1, -1] = 1e30  # too large for what it is to be stored as; in the last process
+        manager.save(1, {"a": large, "z": put(small, "x")}).result()
+        found["restore"] = failed(lambda: manager.restore(1, casting="no" if me else "nothing"))
+        found["planning"] = failed(
+            partial(_save, manager, 2, {"a": print if me else 1, "z": put(small, "x")})
+        )
+        found["snapshot"] = failed(partial(_save, manager, 3, {"a": large, "z": put(wrong, "x")}))
+        began = time.monotonic()
+        manager.wait()
+        found["waits"] = time.monotonic() - began > 5
+        found["next"] = failed(partial(_save, manager, 4, {"a": 1, "z": put(small, "x")}))[0]
+    words: tuple[Literal["skip", "replace"], ...] = ("skip", "replace")
+    for on_busy in words:
+        with CheckpointManager(
+            f"{directory}/{on_busy}",
+            on_busy=on_busy,
+            coordinator=Coordinator(timeout=10),
+        ) as manager:
+            for victim in (0, 1):
+                leaves = {"a": print if me == victim else 1}
+                found[f"{on_busy} {victim}"] = failed(partial(_save, manager, 1, leaves))[:2]
+            found[f"{on_busy} next"] = failed(partial(_save, manager, 1, {"a": 1}))[0]
+    return found
 
 
 def functional(directory: str) -> dict[str, Any]:

@@ -99,6 +99,26 @@ def test_nothing_of_what_failed_is_left(failed: list[dict[str, Any]]) -> None:
     assert [one["latest"] for one in failed] == [2 * 2 * (6 + 4) + 1] * 4
 
 
+def test_an_error_that_one_has_while_the_others_wait_is_heard_at_once(tmp_path: Path) -> None:
+    """In a function, in planning, late in a snapshot, in the arguments of a restore, when busy."""
+    one, other = launch("late", 2, tmp_path / "runs")
+    for case, error, culprit in (
+        ("function", "UnsupportedLeaf", 1),
+        ("restore", "InvalidOption", 0),
+        ("planning", "UnsupportedLeaf", 1),
+        ("snapshot", "UnsupportedLeaf", 1),
+    ):
+        for me, said in enumerate((one, other)):
+            heard = said[case][:2]
+            assert heard == [error, None if me == culprit else culprit], (case, me, said[case])
+    for said in (one, other):
+        assert said["side by side"] == ["returned"] * 4
+        assert (said["waits"], said["next"]) == (False, "returned")
+        for on_busy in ("skip", "replace"):
+            assert said[f"{on_busy} next"] == "returned"
+            assert {said[f"{on_busy} {victim}"][0] for victim in (0, 1)} == {"UnsupportedLeaf"}
+
+
 @pytest.mark.parametrize("stage", ["join", "write", "sync"])
 def test_a_killed_process_leaves_no_step_and_is_named(tmp_path: Path, stage: str) -> None:
     """By all others, within the timeout; a new run goes on from the step before."""

@@ -93,6 +93,17 @@ def test_a_script_that_ends_without_close_has_saved(tmp_path: Path) -> None:
         assert manager.all_steps() == [0, 1, 2]
 
 
+def test_what_is_ones_own_may_be_nothing_or_lie_on_own_devices(tmp_path: Path) -> None:
+    """And differ in its structure."""
+    for one in launch("own", 2, tmp_path / "run"):
+        assert one == dict.fromkeys(one, True)
+
+
+def test_arrays_may_lie_on_the_devices_of_some_processes(tmp_path: Path) -> None:
+    """The others have no part of them, and take part in everything else."""
+    assert launch("few", 3, tmp_path / "run") == [{"False": True, "True": True}] * 3
+
+
 def test_the_functions_save_and_load_with_several_processes(tmp_path: Path) -> None:
     """To a path, over it, and merged into it; nothing is left beside it."""
     said = launch("functional", 2, tmp_path / "runs")
