@@ -57,7 +57,11 @@ class Catalog:
         with self._mutex:
             found: dict[int, StepInfo] = {}
             damaged: dict[int, tuple[str, str]] = {}
-            for name in self._storage.names():
+            try:
+                names = self._storage.names()
+            except MissingFile:
+                names = []  # a reader may be earlier than the run
+            for name in names:
                 step = step_number(name)
                 if step is None:
                     continue

@@ -60,9 +60,7 @@ def decode_record(data: bytes, file: str) -> CommitRecord:
       DamagedStep: it is no valid record.
       UnsupportedFormat: it is one of a newer format.
     """
-    envelope = _parse(data, _Envelope, file)
-    if digest(bytes(envelope.record)) != envelope.digest:
-        raise DamagedStep("the commit record differs from its own digest", file=file)
+    envelope = _enveloped(data, file)
     return _versioned(bytes(envelope.record), CommitRecord, file)
 
 
@@ -78,9 +76,7 @@ def decode_note(data: bytes, file: str) -> Note:
     Raises:
       DamagedStep: it is none.
     """
-    envelope = _parse(data, _Envelope, file)
-    if digest(bytes(envelope.record)) != envelope.digest:
-        raise DamagedStep("the note differs from its own digest", file=file)
+    envelope = _enveloped(data, file)
     return _parse(bytes(envelope.record), Note, file)
 
 
@@ -103,6 +99,15 @@ def decode_manifest(data: bytes, record: CommitRecord, file: str) -> Manifest:
     if fault:
         raise DamagedStep(f"the manifest contradicts itself: {fault}", file=file)
     return manifest
+
+
+def _enveloped(data: bytes, file: str) -> _Envelope:
+    """What is in the bytes of a file that proves itself; they are exactly those written."""
+    envelope = _parse(data, _Envelope, file)
+    same = msgspec.json.encode(envelope) + b"\n" == data
+    if not same or digest(bytes(envelope.record)) != envelope.digest:
+        raise DamagedStep("it differs from its own digest", file=file)
+    return envelope
 
 
 def _versioned(data: bytes, kind: type[_T], file: str) -> _T:

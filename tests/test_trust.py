@@ -1,0 +1,482 @@
+"""Damage is found and passed over, steps are held, noted, pinned, and gone back to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import logging
+
+import ckptmgr
+from ckptmgr import (
+    CheckpointManager,
+    DamagedStep,
+    DirectoryLocked,
+    InvalidOption,
+    KeepBest,
+    KeepLast,
+    ManagerClosed,
+    MemoryStorage,
+    NoSuchStep,
+    StepDeleted,
+    StepExists,
+    StepHeld,
+)
+from ckptmgr.storage.local import LocalStorage
+
+TREE = {"w": np.arange(400_000, dtype=np.float64), "small": np.arange(8), "n": 1}
+
+
+@pytest.fixture
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What is logged."""
+    logging.get_absl_logger().addHandler(caplog.handler)
+    yield caplog
+    logging.get_absl_logger().removeHandler(caplog.handler)
+
+
+def flip(path: Path, at: int = -20) -> None:
+    """One bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def chunk(run: Path, step: int) -> Path:
+    """A data file of a step."""
+    return next((run / f"step-{step:08d}" / "arrays").rglob("c.*"))
+
+
+def saved(run: Path, *steps: int) -> None:
+    """A run with these steps, each with its number as a leaf."""
+    with CheckpointManager(run) as manager:
+        for step in steps:
+            manager.save(step, {**TREE, "n": step}).result()
+
+
+# Verification
+
+
+def test_a_whole_step_verifies(run: Path) -> None:
+    """Every file of it was read."""
+    saved(run, 1)
+    with CheckpointManager(run) as manager:
+        report = manager.verify()
+        assert (report.ok, report.step, report.problems) == (True, 1, ())
+        files = [path for path in (run / "step-00000001").rglob("*") if path.is_file()]
+        assert report.files == len(files) - 2  # the record and the manifest come before
+        assert manager.verify(1) == ckptmgr.verify(run) == ckptmgr.verify(run / "step-00000001")
+        with pytest.raises(NoSuchStep):
+            manager.verify(2)
+    with pytest.raises(NoSuchStep):
+        ckptmgr.verify(run.parent / "nothing")
+
+
+@pytest.mark.parametrize("what", ["flipped", "cut", "longer", "removed", "empty"])
+def test_everything_that_is_wrong_is_told(run: Path, what: str) -> None:
+    """Leaf, file, and what; of every file, and it does not raise."""
+    saved(run, 1)
+    files = [path for path in sorted((run / "step-00000001").rglob("*")) if path.is_file()]
+    for path in files:
+        data = path.read_bytes()
+        if what == "flipped":
+            flip(path, len(data) // 2)
+        elif what == "removed":
+            path.unlink()
+        else:
+            path.write_bytes({"cut": data[:-1], "longer": data + b" ", "empty": b""}[what])
+        if path.name == "checkpoint.json" and what == "removed":
+            path.write_bytes(data)
+            continue  # without a record it is no step
+        report = ckptmgr.verify(run / "step-00000001")
+        assert not report.ok, path
+        assert str(path) in {problem.file for problem in report.problems}, report
+        if path.name.startswith("c."):
+            leaves = {"w"} if "arrays" in str(path) else {"small"}
+            assert {problem.leaf for problem in report.problems} - {None} <= leaves
+        path.write_bytes(data)
+    assert ckptmgr.verify(run / "step-00000001").ok
+
+
+def test_a_verification_that_fails_takes_the_step_out_and_one_that_does_not_takes_it_in(
+    run: Path,
+) -> None:
+    """As the latest."""
+    saved(run, 1, 2)
+    path = chunk(run, 2)
+    before = path.read_bytes()
+    with CheckpointManager(run) as manager:
+        flip(path)
+        assert not manager.verify().ok
+        assert (manager.latest_step(), manager.all_steps()) == (1, [1])
+        path.write_bytes(before)
+        assert manager.verify(2).ok
+        assert manager.latest_step() == 2
+
+
+def test_commits_are_verified_before_older_steps_may_go(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that lies is found out; the step is set aside, its save fails, the next works."""
+    with CheckpointManager(run, keep=KeepLast(1), verify_commits=True) as manager:
+        manager.save(1, TREE).result()
+        lies = threading.Event()
+        real = os.writev
+
+        def writev(descriptor: int, parts: Any) -> int:
+            if lies.is_set() and len(parts) > 1:
+                lies.clear()
+                parts = [bytes(len(parts[0])), *parts[1:]]
+            return real(descriptor, parts)
+
+        monkeypatch.setattr(os, "writev", writev)
+        lies.set()
+        with pytest.raises(DamagedStep, match="not those that were saved"):
+            manager.save(2, TREE).result()
+        assert manager.all_steps() == [1]
+        manager.save(3, TREE).result()
+        manager.wait()
+        assert manager.all_steps() == [3]
+    assert [name[:14] for name in os.listdir(run) if "damaged" in name] == [".damaged-step-"]
+
+
+# Falling back
+
+
+@pytest.mark.parametrize("how", ["restore", "resume", "restore_async", "load"])
+def test_the_newest_step_that_is_whole_is_restored(
+    run: Path, how: str, heard: pytest.LogCaptureFixture
+) -> None:
+    """E3: with a warning that says why; what is damaged stays, and is not the latest."""
+    saved(run, 1, 2, 3)
+    flip(chunk(run, 3))
+    (run / "step-00000002" / "tree.json").write_text("{}")
+    with CheckpointManager(run) as manager:
+        calls: dict[str, Callable[[], Any]] = {
+            "restore": manager.restore,
+            "resume": lambda: manager.resume(TREE)[1],
+            "restore_async": lambda: manager.restore_async().result(),
+            "load": partial(ckptmgr.load, run),
+        }
+        assert calls[how]()["n"] == 1
+        for step in (2, 3):
+            assert f"step {step} is damaged and is passed over" in heard.text
+        if how != "load":
+            assert (manager.latest_step(), manager.all_steps()) == (1, [1])
+            assert manager.should_save(2)
+    assert sorted(name for name in os.listdir(run) if name != ".lock") == [
+        f"step-0000000{step}" for step in (1, 2, 3)
+    ]
+
+
+def test_a_run_of_damaged_steps_never_starts_from_nothing(run: Path) -> None:
+    """It is an error that names them."""
+    saved(run, 1, 2)
+    flip(chunk(run, 1))
+    (run / "step-00000002" / "checkpoint.json").write_text("nonsense")
+    with CheckpointManager(run) as manager:
+        calls: list[Callable[[], Any]] = [
+            manager.restore,
+            partial(manager.resume, TREE),
+            partial(ckptmgr.load, run),
+        ]
+        for call in calls:
+            with pytest.raises(DamagedStep, match=r"every step there is is damaged, \[1, 2\]"):
+                call()
+
+
+def test_a_damaged_step_asked_for_by_number_is_an_error(run: Path) -> None:
+    """Each time, until it is whole again."""
+    saved(run, 1, 2)
+    path = chunk(run, 2)
+    before = path.read_bytes()
+    with CheckpointManager(run) as manager:
+        flip(path)
+        for _ in range(2):
+            with pytest.raises(DamagedStep) as caught:
+                manager.restore(2)
+            assert (caught.value.step, caught.value.leaf, caught.value.file) == (2, "w", str(path))
+        path.write_bytes(before)
+        assert manager.restore(2)["n"] == 2
+        assert manager.latest_step() == 2
+
+
+def test_training_goes_on_over_a_damaged_step(run: Path, heard: pytest.LogCaptureFixture) -> None:
+    """D13: its number can be saved again; it is set aside, not deleted, and that is told."""
+    saved(run, 900, 1000)
+    flip(chunk(run, 1000))
+    with CheckpointManager(run, keep=KeepLast(1)) as manager:
+        step, _ = manager.resume(TREE)
+        assert step == 900
+        manager.save(1000, {**TREE, "n": "again"}).result()
+        manager.wait()
+        assert manager.restore()["n"] == "again"
+        assert manager.all_steps() == [1000]
+    aside = [name for name in os.listdir(run) if name.startswith(".damaged-step-00001000-")]
+    assert len(aside) == 1
+    assert aside[0] in heard.text
+    with CheckpointManager(run) as manager:  # and nobody sweeps it
+        assert manager.all_steps() == [1000]
+    assert aside[0] in os.listdir(run)
+
+
+def test_retention_keeps_the_last_good_step_where_newer_ones_are_damaged(run: Path) -> None:
+    """What is damaged is never the reason to delete what is not."""
+    saved(run, 1, 2)
+    flip(chunk(run, 2))
+    with CheckpointManager(run, keep=KeepLast(1)) as manager:
+        assert manager.restore()["n"] == 1
+        manager.annotate(1, metadata={"looked": True})  # retention runs
+        assert manager.all_steps() == [1]
+
+
+def test_going_back_moves_newer_steps_aside(run: Path) -> None:
+    """D13: whole or damaged; they stay on disk until a person removes them."""
+    saved(run, 900, 950, 1000)
+    flip(chunk(run, 950))
+    with CheckpointManager(run) as manager:
+        assert not manager.verify(950).ok
+        assert manager.rollback(900) == [950, 1000]
+        assert manager.all_steps() == [900]
+        manager.save(1000, {**TREE, "n": "again"}).result()
+        assert manager.restore()["n"] == "again"
+        with pytest.raises(NoSuchStep):
+            manager.rollback(7)
+    names = [name[:25] for name in sorted(os.listdir(run)) if "abandoned" in name]
+    assert names == [".abandoned-step-00000950-", ".abandoned-step-00001000-"]
+
+
+# Readers
+
+
+def test_a_step_that_is_held_is_neither_deleted_nor_replaced(run: Path) -> None:
+    """By any process; the next pass may."""
+    saved(run, 1)
+    with (
+        CheckpointManager(run, read_only=True) as reader,
+        CheckpointManager(run, keep=KeepLast(1)) as manager,
+    ):
+        with reader.hold(1) as info:
+            assert info.step == 1
+            manager.save(2, TREE).result()
+            manager.wait()
+            assert manager.all_steps() == [1, 2]
+            with pytest.raises(StepHeld):
+                manager.delete(1)
+            with pytest.raises(StepHeld):
+                manager.save(1, TREE, overwrite=True).result()
+            assert reader.restore(1)["n"] == 1
+        manager.save(3, TREE).result()
+        manager.wait()
+        assert manager.all_steps() == [3]
+        with pytest.raises(NoSuchStep), reader.hold(1):
+            pass
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")  # this is about forking
+def test_a_forked_child_neither_keeps_a_lock_nor_uses_the_manager(run: Path) -> None:
+    """Its parent's end is the lock's."""
+    saved(run, 1)
+    holder = CheckpointManager(run)
+    with holder.hold(1):
+        ready, go = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                holder.save(2, TREE)
+            except ManagerClosed:
+                os.read(ready, 1)
+                os._exit(7)
+            os._exit(1)
+        holder.close()
+    with CheckpointManager(run) as other:  # the child still lives
+        other.delete(1)
+    os.write(go, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+FILES = ("arrays/a/c.0", "packs/0/c.0")
+
+
+def _reads(run: str, until: float, lost: Any) -> None:
+    storage = LocalStorage(run)
+    while time.monotonic() < until:
+        for name in storage.names():
+            if not name.startswith("step-"):
+                continue
+            try:
+                with storage.reading(name):
+                    for file in FILES:
+                        storage.read(f"{name}/{file}", 100)
+            except StepDeleted:
+                continue
+            except ckptmgr.MissingFile:
+                lost.value += 1
+
+
+def test_readers_never_lose_a_file_under_their_hold(run: Path) -> None:
+    """Three readers and a deleter, 2,000 rounds."""
+    storage = LocalStorage(str(run))
+    storage.create()
+    context = multiprocessing.get_context("spawn")
+    lost = context.Value("i", 0)
+    until = time.monotonic() + 120
+    readers = [context.Process(target=_reads, args=(str(run), until, lost)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    held = 0
+    for number in range(2000):
+        name = f"step-{number % 7:08d}"
+        with storage.attempt(name) as attempt:
+            for file in FILES:
+                attempt.put(file, [b"x"])
+            try:
+                attempt.publish(b"record", replace=number % 2 == 0)
+            except (StepExists, StepHeld):
+                held += 1
+        try:
+            storage.delete(name)
+        except (StepHeld, StepExists):
+            held += 1
+    for reader in readers:
+        reader.terminate()
+        reader.join()
+    assert lost.value == 0
+
+
+def test_one_writer_at_a_time_of_many_processes(run: Path) -> None:
+    """Each opens it again and again; who is refused is told by whom."""
+    program = (
+        "import sys, ckptmgr\n"
+        "from ckptmgr.storage.local import LocalStorage\n"
+        "storage, won = LocalStorage(sys.argv[1]), 0\n"
+        "storage.create()\n"
+        "for number in range(50):\n"
+        "    try:\n"
+        "        with storage.lock():\n"
+        "            won += 1\n"
+        "            path = sys.argv[1] + '/one'\n"
+        "            import os; os.mkdir(path); os.rmdir(path)\n"
+        "    except ckptmgr.DirectoryLocked as error:\n"
+        "        assert 'pid' in str(error) or 'not known' in str(error), error\n"
+        "print(won)\n"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(run)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    won = [int(process.communicate(timeout=120)[0]) for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    assert sum(won) >= 50
+
+
+def test_the_lock_is_refused_in_the_same_process_too(run: Path) -> None:
+    """A manager that is garbage lets go."""
+    manager: CheckpointManager | None = CheckpointManager(run)
+    with pytest.raises(DirectoryLocked, match=f"pid {os.getpid()}, since 2"):
+        CheckpointManager(run)
+    assert manager is not None
+    manager = None
+    CheckpointManager(run).close()
+
+
+# Notes
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_metrics_known_later_count_for_retention(run: Path, where: str) -> None:
+    """D12: the evaluator's word, from another manager; the later one of two."""
+    storage = None if where == "disk" else MemoryStorage()
+    with CheckpointManager(run, keep=KeepBest("score", mode="max"), storage=storage) as manager:
+        for step in range(1, 4):
+            manager.save(step, {"n": step}, metrics={"loss": 1.0}).result()
+            manager.wait()
+            with CheckpointManager(run, read_only=True, storage=storage) as evaluator:
+                if step in evaluator.all_steps():
+                    evaluator.annotate(step, metrics={"score": 0.0}, metadata={"by": "eval"})
+                    evaluator.annotate(step, metrics={"score": {1: 5.0, 2: 1.0, 3: 2.0}[step]})
+        manager.save(4, {"n": 4}).result()
+        manager.wait()
+        assert manager.all_steps() == [1, 4]
+        info = manager.info(1)
+        assert (info.metrics, info.metadata) == ({"loss": 1.0, "score": 5.0}, {"by": "eval"})
+        assert manager.best_step("score", "max") == 1
+        with pytest.raises(NoSuchStep):
+            manager.annotate(2, metrics={"score": 9.0})
+        with pytest.raises(InvalidOption):
+            manager.annotate(1, metrics={"score": "good"})
+
+
+def test_a_pinned_step_stays(run: Path) -> None:
+    """Whatever the rules say, until it is unpinned; from any process."""
+    saved(run, 1)
+    with CheckpointManager(run, read_only=True) as reader:
+        reader.pin(1)
+        reader.pin(1)
+        assert reader.info(1).pinned
+    with CheckpointManager(run, keep=KeepLast(1)) as manager:
+        manager.save(2, TREE).result()
+        manager.wait()
+        assert manager.all_steps() == [1, 2]
+        assert "pinned" in manager.explain().kept[1]
+        with pytest.raises(StepHeld, match="unpin"):
+            manager.delete(1)
+        manager.unpin(1)
+        manager.unpin(2)
+        assert manager.all_steps() == [2]
+
+
+def test_a_damaged_note_is_left_out_and_verification_tells(
+    run: Path, heard: pytest.LogCaptureFixture
+) -> None:
+    """The step itself is whole."""
+    saved(run, 1)
+    with CheckpointManager(run) as manager:
+        manager.annotate(1, metrics={"score": 1.0})
+        note = next((run / "step-00000001" / "notes").iterdir())
+        flip(note, 60)
+        report = manager.verify(1)
+        assert [problem.file for problem in report.problems] == [str(note)]
+    with CheckpointManager(run) as manager:
+        assert manager.info(1).metrics == {}
+        assert manager.restore(1)["n"] == 1
+    assert "a note of step 1 is left out" in heard.text
+
+
+def test_a_step_is_deleted_when_that_is_asked_for(run: Path) -> None:
+    """Any that is committed, the newest too."""
+    saved(run, 1, 2)
+    with CheckpointManager(run) as manager:
+        manager.delete(2)
+        assert (manager.all_steps(), manager.latest_step()) == ([1], 1)
+        assert manager.explain().deleted[2] == "delete() was called"
+        with pytest.raises(NoSuchStep):
+            manager.delete(2)
+    with CheckpointManager(run, read_only=True) as reader, pytest.raises(ManagerClosed):
+        reader.delete(1)
+
+
+def test_an_evaluator_waits_for_the_next_step(run: Path) -> None:
+    """D11: also where the directory is not there yet; None where the time is over."""
+    with CheckpointManager(run, read_only=True) as reader:
+        assert reader.wait_for_step(timeout=0) is None
+        found: list[int | None] = []
+        waiting = threading.Thread(target=lambda: found.append(reader.wait_for_step(after=3)))
+        waiting.start()
+        saved(run, 3, 4)
+        waiting.join(60)
+        assert found == [4]
+        assert reader.wait_for_step() == 4
+        assert reader.wait_for_step(after=4, timeout=0.01) is None
