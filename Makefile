@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test check demo demo-multiprocess bench clean
+.PHONY: setup test check demo demo-multiprocess bench test-faults clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ demo: $(STAMP)
 
 demo-multiprocess: $(STAMP)
 	$(BIN)/python -m examples.demo_multiprocess
+
+test-faults: $(STAMP)
+	CKPTMGR_FAULTS=all $(BIN)/python -m pytest -q -rP tests/crash tests/test_trust.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install -q -e '.[bench]'

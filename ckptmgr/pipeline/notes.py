@@ -76,6 +76,11 @@ def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
     return replace(info, metrics=metrics, metadata=metadata, pinned=_PIN in files)
 
 
+def is_note(file: str) -> bool:
+    """Whether a file among the notes is one; another is what a killed annotator was writing."""
+    return file == _PIN or file.endswith(_SUFFIX)
+
+
 def read_note(storage: Storage, key: str) -> Note:
     """A note.
 

@@ -25,7 +25,7 @@ from ckptmgr.format.step import ARRAYS, NOTES, PACKS
 from ckptmgr.format.zarr import RAW
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import codec
-from ckptmgr.pipeline.notes import read_note
+from ckptmgr.pipeline.notes import is_note, read_note
 from ckptmgr.pipeline.records import read_both
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
@@ -139,7 +139,8 @@ def _checks(storage: Storage, name: str, manifest: Manifest) -> Iterator[_Check]
             key = f"{name}/{PACKS}/{pack.process}/c.{cell}"
             yield _Check(key, pack.chunk + zarr.CHECKSUM_BYTES, None, spans)
     for file in storage.files(f"{name}/{NOTES}"):
-        yield _Check(f"{name}/{NOTES}/{file}", 0, None)
+        if is_note(file):
+            yield _Check(f"{name}/{NOTES}/{file}", 0, None)
 
 
 def _metadata(directory: str, proof: str, leaf: str | None) -> _Check:
