@@ -31,3 +31,9 @@ def flips() -> int:
 def cuts() -> int:
     """How often the power is cut, on each file system."""
     return 300 if THOROUGH else 4
+
+
+@pytest.fixture
+def states() -> int:
+    """How many states that a cut may leave are tried of each operation."""
+    return 1000 if THOROUGH else 40
