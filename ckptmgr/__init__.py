@@ -28,6 +28,7 @@ from ckptmgr.errors import (
     UnsupportedLeaf,
     WaitTimeout,
 )
+from ckptmgr.events import Event
 from ckptmgr.format import msgpack
 from ckptmgr.format.step import StepInfo
 from ckptmgr.functional import load, load_async, load_structure, save, save_async, verify
@@ -64,6 +65,7 @@ __all__ = [
     "save_async",
     "verify",
     # what comes of it
+    "Event",
     "LoadFuture",
     "Progress",
     "SaveFuture",

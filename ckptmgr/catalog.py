@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from absl import logging
 
 from ckptmgr.errors import CheckpointError, DamagedStep, MissingFile, NoSuchStep, StepHeld
+from ckptmgr.events import Events
 from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import StepInfo, step_name, step_number
 from ckptmgr.pipeline.commit import step_info
@@ -30,10 +32,12 @@ class Catalog:
     Args:
       storage: where they lie.
       keep: which of them to keep.
+      events: who hears of what happens to them.
     """
 
-    def __init__(self, storage: Storage, keep: Retention) -> None:
+    def __init__(self, storage: Storage, keep: Retention, events: Events | None = None) -> None:
         self._storage = storage
+        self._events = events or Events()
         self._keep = keep
         self._steps: Mapping[int, StepInfo] = MappingProxyType({})
         self._nonces: dict[int, str] = {}
@@ -73,6 +77,7 @@ class Catalog:
                 except DamagedStep as error:
                     if before is None:
                         logging.warning("step %d is left out: %s", step, error)
+                        self._events.tell("damaged", step, str(error))
                     damaged[step] = ("", str(error))
                     continue
                 if before is not None and before[0] == record.nonce:
@@ -92,6 +97,7 @@ class Catalog:
         with self._mutex:
             if step in self._steps:
                 logging.warning("step %d is damaged and is passed over: %s", step, error)
+                self._events.tell("damaged", step, str(error))
             self._damaged[step] = (self._nonces.get(step, ""), str(error))
             self._replace({s: info for s, info in self._steps.items() if s != step})
 
@@ -123,7 +129,25 @@ class Catalog:
                 self._damaged.pop(record.step, None)
                 self._nonces[record.step] = record.nonce
                 self._replace({**self._steps, record.step: info})
+        self._events.tell("committed", record.step, info.path)
         return info
+
+    def failed(self, step: int | None, error: CheckpointError) -> None:
+        """Tell of a save that failed."""
+        logging.error("a save failed: %s", error)
+        self._events.tell("failed", step, str(error))
+
+    def set_aside(self, step: int, kind: Literal["damaged", "abandoned"]) -> None:
+        """Move a step to a name under which it is none, and which it keeps.
+
+        Raises:
+          StepHeld: somebody reads or holds it.
+          StorageError: it cannot be moved.
+        """
+        other = self._storage.set_aside(step_name(step), kind)
+        self.forget([step])
+        logging.warning("step %d was set aside, %s: it lies in %s", step, kind, other)
+        self._events.tell("set aside" if kind == "damaged" else "abandoned", step, other)
 
     def find(self, step: int | None) -> StepInfo:
         """A step, or the newest where `step` is None.
@@ -202,3 +226,4 @@ class Catalog:
                 raise
             self._deleted[step] = why
             logging.info("deleted step %d: %s", step, why)
+            self._events.tell("deleted", step, why)

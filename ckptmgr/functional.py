@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Unpack
 
 import anyio.to_thread
+from absl import logging
 
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
@@ -314,6 +315,10 @@ class _Books:
     def add(self, name: str, record: CommitRecord) -> StepInfo:
         """What was written."""
         return step_info(record, f"{self._storage.root}/{name}")
+
+    def failed(self, step: int | None, error: CheckpointError) -> None:
+        """Its future raises; the log says so too."""
+        logging.error("a save failed: %s", error)
 
     def retain(self) -> None:
         """There is nothing to delete."""

@@ -35,6 +35,9 @@ class Ledger(Protocol):
     def add(self, name: str, record: CommitRecord) -> StepInfo:
         """Note what was committed."""
 
+    def failed(self, step: int | None, error: CheckpointError) -> None:
+        """Say that a save failed."""
+
     def retain(self) -> None:
         """Delete what is not to be kept."""
 

@@ -10,19 +10,19 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, get_args
 
 import anyio.to_thread
-from absl import logging
 
 from ckptmgr.cadence import Cadence, Offer, OnPreemption, WhenIdle
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.ahead import Ahead
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, EarlierSaveFailed, StepExists
+from ckptmgr.events import Event, Events
 from ckptmgr.failures import Failures
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import SaveFuture, State
@@ -84,6 +84,7 @@ class CheckpointManager(Run):
       borrow: view jax arrays on CPU instead of copying them. A donated step then
         allocates fresh memory while views are held; False copies, under the limit. An array
         that `jax.device_put` made of numpy memory shares it: do not write to that memory.
+      on_event: called with an Event for what happens to a step, in a thread of its own.
       storage: where to, instead of local files.
       coordinator: how several processes agree; `Coordinator(timeout=60)` waits for each other
         for a minute, the default for ten.
@@ -110,6 +111,7 @@ class CheckpointManager(Run):
         tolerated_failures: int = 0,
         verify_commits: bool = False,
         borrow: bool = True,
+        on_event: Callable[[Event], object] | None = None,
         storage: Storage | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
@@ -130,7 +132,9 @@ class CheckpointManager(Run):
         here = Processes(self._coordinator.index, self._coordinator.count)
         self._planner = Planner(self._registry, pack_size(pack_below), rules, processes=here)
         self._limiter = limiter(in_flight_bytes)
-        self._catalog = Catalog(self._storage, keep)
+        require(on_event is None or callable(on_event), "on_event", "a function", on_event)
+        self._events = Events(on_event)
+        self._catalog = Catalog(self._storage, keep, self._events)
         self._mutex = threading.Lock()
         pending = count(max_pending, "max_pending")
         proof = partial(verify, self._storage, limiter=self._limiter) if verify_commits else None
@@ -207,7 +211,7 @@ class CheckpointManager(Run):
     def _job(self, name: str, tree: object, head: Header, ticket: int, *, replace: bool) -> SaveJob:
         """A save, planned."""
         if not replace and self._storage.taken(name):
-            self._put_damaged_aside(name, head.step)
+            self._put_damaged_aside(head.step)
         with self._mutex:
             planned = self._planner.plan(tree)
         shown = partial(forms.saving, planned.plan, planned.values, self._registry)
@@ -218,7 +222,7 @@ class CheckpointManager(Run):
             name, planned, head, replace, future, handover, contents=contents, ticket=ticket
         )
 
-    def _put_damaged_aside(self, name: str, step: int | None) -> None:
+    def _put_damaged_aside(self, step: int | None) -> None:
         """Make way for a step whose name a damaged one has; that stays under another.
 
         Raises:
@@ -227,8 +231,7 @@ class CheckpointManager(Run):
         if step is None or step not in self._catalog.damaged:
             raise StepExists("this step is there already; overwrite=True replaces it", step=step)
         if self._coordinator.index == 0:
-            other = self._storage.set_aside(name, "damaged")
-            logging.warning("the damaged step %d was set aside as %s", step, other)
+            self._catalog.set_aside(step, "damaged")
         self._catalog.forget([step])
 
     def _tell_others(self, step: int, error: CheckpointError) -> None:
@@ -327,6 +330,7 @@ class CheckpointManager(Run):
             self._service.close(END_SECONDS if timeout is None else timeout)
         finally:
             self._preemption.close()
+            self._events.close()
         self._failures.tell(None)
 
     def __enter__(self) -> Self:
@@ -347,6 +351,7 @@ class CheckpointManager(Run):
         interrupted = isinstance(error, KeyboardInterrupt)
         self._service.close_quietly(INTERRUPTED_SECONDS if interrupted else END_SECONDS)
         self._preemption.close()
+        self._events.close()
 
     async def __aenter__(self) -> Self:
         """The manager itself, under asyncio or trio."""

@@ -317,7 +317,7 @@ class Service:
             outcome = await outcome_of(self._saver.save(job), "save", job.future.step)
         if isinstance(outcome, CheckpointError):
             if job.fault is None:  # that one was raised where it came up
-                logging.error("a save failed: %s", outcome)
+                self._ledger.failed(job.future.step, outcome)
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
             job.future.resolve(State.COMMITTED, outcome)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from absl import logging
-
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, ManagerClosed, NoSuchStep, StepHeld
@@ -204,9 +202,7 @@ class Steps:
             self._catalog.find(number)
             newer = [s for s in {*self._catalog.steps, *self._catalog.damaged} if s > number]
             for other in sorted(newer, reverse=True):
-                name = self._storage.set_aside(step_name(other), "abandoned")
-                self._catalog.forget([other])
-                logging.warning("step %d was abandoned, and lies in %s", other, name)
+                self._catalog.set_aside(other, "abandoned")
             return ",".join(map(str, sorted(newer))).encode()
 
         moved = self._agree(f"rollback/{number}", b"", act).decode()
