@@ -270,6 +270,31 @@ def own(directory: str) -> dict[str, Any]:
     return found
 
 
+def fallback(directory: str) -> dict[str, Any]:
+    """Go back over what only one process finds damaged; delete, roll back and save it again."""
+    leaves = {"w": put(np.arange(1.0 * MIB, dtype=np.float32).reshape(1024, 1024), "x")}
+    found: dict[str, Any] = {}
+    with CheckpointManager(directory, coordinator=Coordinator(timeout=20)) as manager:
+        for step in (1, 2, 3, 4):
+            manager.save(step, leaves).result()
+        if jax.process_index() == 0:
+            # In the part that the last process alone reads.
+            path = max(Path(directory, "step-00000004/arrays/w").glob("c.*"))
+            path.write_bytes(bytes(path.stat().st_size))
+        found["resumed"] = manager.resume(leaves)[0]
+        found["known"] = [manager.latest_step(), manager.all_steps()]
+        manager.save(4, leaves).result()
+        found["again"] = manager.all_steps()
+        manager.delete(3)
+        found["deleted"] = manager.all_steps()
+        found["back"] = manager.rollback(1)
+        found["left"] = manager.all_steps()
+        found["held"] = failed(partial(manager.rollback, 7))[0]
+        manager.save(2, leaves).result()
+        found["after"] = manager.all_steps()
+    return found
+
+
 def few(directory: str) -> dict[str, Any]:
     """A mesh on the devices of two of three processes: saved, restored, broadcast."""
     on = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))

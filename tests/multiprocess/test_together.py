@@ -66,3 +66,18 @@ def test_sigterm_in_one_process_saves_the_same_step_in_all(
     assert one == other
     assert one["preempted"]
     assert one["latest"] == one["ended"] < 4000
+
+
+def test_all_go_back_over_what_one_finds_damaged(tmp_path: Path) -> None:
+    """To the same step; deleting and rolling back are process 0's, for all."""
+    for one in launch("fallback", 2, tmp_path / "run"):
+        assert one == {
+            "resumed": 3,
+            "known": [3, [1, 2, 3]],
+            "again": [1, 2, 3, 4],
+            "deleted": [1, 2, 4],
+            "back": [2, 4],
+            "left": [1],
+            "held": "NoSuchStep",
+            "after": [1, 2],
+        }
