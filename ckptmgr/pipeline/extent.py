@@ -49,11 +49,6 @@ def clipped(extent: Extent, shape: Shape) -> Extent:
     return tuple((min(start, n), min(stop, n)) for (start, stop), n in pairs)
 
 
-def spans_processes(sharding: Sharding | None) -> bool:
-    """Whether arrays of this sharding lie in other processes too."""
-    return sharding is not None and not sharding.is_fully_addressable
-
-
 def of_devices(sharding: Sharding, shape: Shape) -> dict[Extent, list[Any]]:
     """The parts that this process has of an array, each with the devices that hold it."""
     found: dict[Extent, list[Any]] = {}
