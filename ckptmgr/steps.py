@@ -74,7 +74,7 @@ class Steps:
         """Read everything of a step and check it; blocks until that is done.
 
         What the system has cached is read anew from the disk. Says all that is wrong, and does
-        not raise for it; a step with problems counts as damaged from then on.
+        not raise for it; a step that is not whole counts as damaged from then on.
 
         Raises:
           NoSuchStep: there is no such step.
@@ -93,7 +93,7 @@ class Steps:
 
         self._service.load(future, work)
         report: VerifyReport = future.result()
-        if report.ok:
+        if report.whole:
             self._catalog.recover(number)
         else:
             self._catalog.damage(number, report.error())

@@ -490,6 +490,7 @@ def test_a_damaged_note_is_left_out_and_verification_tells(
         flip(note, 60)
         report = manager.verify(1)
         assert [problem.file for problem in report.problems] == [str(note)]
+        assert (report.ok, report.whole, manager.latest_step()) == (False, True, 1)
     with CheckpointManager(run) as manager:
         assert manager.info(1).metrics == {}
         assert manager.restore(1)["n"] == 1

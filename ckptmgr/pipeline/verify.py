@@ -61,6 +61,11 @@ class VerifyReport:
         """Whether nothing is."""
         return not self.problems
 
+    @property
+    def whole(self) -> bool:
+        """Whether the step itself is what was saved, whatever was noted of it since."""
+        return all(f"/{NOTES}/" in problem.file for problem in self.problems)
+
     def error(self) -> DamagedStep:
         """The problems as an error."""
         first = self.problems[0]
