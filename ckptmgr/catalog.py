@@ -15,10 +15,18 @@ from typing import Literal
 
 from absl import logging
 
-from ckptmgr.errors import CheckpointError, DamagedStep, MissingFile, NoSuchStep, StepHeld
+from ckptmgr.errors import (
+    CheckpointError,
+    DamagedStep,
+    MissingFile,
+    NoSuchStep,
+    StepHeld,
+    StorageError,
+    UnsupportedFormat,
+)
 from ckptmgr.events import Events
 from ckptmgr.format.manifest import CommitRecord
-from ckptmgr.format.step import StepInfo, step_name, step_number
+from ckptmgr.format.step import MANIFEST, StepInfo, step_name, step_number
 from ckptmgr.pipeline.commit import step_info
 from ckptmgr.pipeline.notes import noted
 from ckptmgr.pipeline.records import read_record
@@ -71,10 +79,13 @@ class Catalog:
                     continue
                 before = self._damaged.get(step)
                 try:
-                    record = read_record(self._storage, name)
-                except MissingFile:
-                    continue  # no commit record, no step
-                except DamagedStep as error:
+                    record = self._record(name, step)
+                    if record is None:
+                        continue
+                    info = self._info(name, record)
+                except UnsupportedFormat:
+                    raise
+                except (DamagedStep, StorageError, ValueError) as error:
                     if before is None:
                         logging.warning("step %d is left out: %s", step, error)
                         self._events.tell("damaged", step, str(error))
@@ -84,9 +95,25 @@ class Catalog:
                     damaged[step] = before
                     continue
                 self._nonces[step] = record.nonce
-                found[step] = self._info(name, record)
+                found[step] = info
             self._damaged = damaged
             self._replace(found)
+
+    def _record(self, name: str, step: int) -> CommitRecord | None:
+        """The record of a step; None where nothing says that there is one.
+
+        Raises:
+          DamagedStep: it is missing where there is a manifest, or is that of another step.
+        """
+        try:
+            record = read_record(self._storage, name)
+        except MissingFile as error:
+            if MANIFEST not in self._storage.files(name):
+                return None
+            raise DamagedStep("its commit record is missing", file=error.file) from error
+        if record.step != step:
+            raise DamagedStep(f"its commit record is that of step {record.step}", file=name)
+        return record
 
     def _info(self, name: str, record: CommitRecord) -> StepInfo:
         info = step_info(record, f"{self._storage.root}/{name}")
@@ -136,6 +163,7 @@ class Catalog:
         """Tell of a save that failed."""
         logging.error("a save failed: %s", error)
         self._events.tell("failed", step, str(error))
+        self.refresh()  # it may have got its name all the same, where the last sync failed
 
     def set_aside(self, step: int, kind: Literal["damaged", "abandoned"]) -> None:
         """Move a step to a name under which it is none, and which it keeps.
@@ -217,12 +245,15 @@ class Catalog:
           StorageError: it cannot be deleted.
         """
         with self._mutex:
-            before = self._steps
+            before, name = self._steps, step_name(step)
+            if step in before and noted(self._storage, name, before[step]).pinned:
+                raise StepHeld("it is pinned; unpin it first", step=step)
             self._replace({s: info for s, info in before.items() if s != step})
             try:
-                self._storage.delete(step_name(step))
+                self._storage.delete(name)
             except CheckpointError:
-                self._replace(before)
+                if self._storage.taken(name):
+                    self._replace(before)
                 raise
             self._deleted[step] = why
             logging.info("deleted step %d: %s", step, why)

@@ -73,5 +73,5 @@ class Events:
         while (event := self._waiting.get()) is not None:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001  # of the trainer's function
+            except BaseException:  # noqa: BLE001  # of the trainer's function, whatever it is
                 logging.exception("on_event failed for %s", event)

@@ -24,6 +24,7 @@ from ckptmgr.errors import (
     InvalidOption,
     MissingFile,
     NoSuchStep,
+    StepDeleted,
     StepExists,
 )
 from ckptmgr.format.manifest import CommitRecord, Manifest
@@ -215,6 +216,9 @@ def load_async(  # as load
                 if future.step is None:
                     raise
                 run.damage(future.step, error)
+            except StepDeleted:
+                if future.step is None:
+                    raise  # else retention was quicker: there is a newer one
 
     try:
         service.load(future, work)
@@ -269,8 +273,14 @@ def verify(
 
     async def work() -> object:
         run = Catalog(storage, KeepAll())
-        _, chosen = await anyio.to_thread.run_sync(_newest, name, run)
-        return await verifying.verify(storage, chosen, limiter(in_flight_bytes))
+        if name:
+            chosen = name
+        else:
+            await anyio.to_thread.run_sync(run.refresh)
+            steps = [*run.steps, *run.damaged]
+            chosen = step_name(max(steps)) if steps else step_name(run.find(None).step or 0)
+        async with left_in_thread(storage.reading(chosen)):
+            return await verifying.verify(storage, chosen, limiter(in_flight_bytes))
 
     try:
         service.load(future, work)

@@ -34,7 +34,6 @@ from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.planner import Planner
 from ckptmgr.pipeline.snapshot import Handover
-from ckptmgr.pipeline.verify import verify
 from ckptmgr.preemption import Preemption
 from ckptmgr.retention import KeepAll, Retention
 from ckptmgr.run import Run
@@ -79,8 +78,8 @@ class CheckpointManager(Run):
       read_only: only look and restore; needs no lock and writes nothing.
       tolerated_failures: how many saves in a row may fail, unheard, before the next
         `save` says so by raising EarlierSaveFailed.
-      verify_commits: read each step back from the disk, right after it was written and before
-        older ones may go; one that is not what was written fails its save, and is set aside.
+      verify_commits: read each step back from the disk before it becomes one, up to 32 MiB at a
+        time beside the limit; where it is not what was written the save fails.
       borrow: view jax arrays on CPU instead of copying them. A donated step then
         allocates fresh memory while views are held; False copies, under the limit. An array
         that `jax.device_put` made of numpy memory shares it: do not write to that memory.
@@ -137,13 +136,18 @@ class CheckpointManager(Run):
         self._catalog = Catalog(self._storage, keep, self._events)
         self._mutex = threading.Lock()
         pending = count(max_pending, "max_pending")
-        proof = partial(verify, self._storage, limiter=self._limiter) if verify_commits else None
         self._service = Service(
-            self._storage, self._catalog, self._coordinator, pending, proof, writer=not read_only
+            self._storage,
+            self._catalog,
+            self._coordinator,
+            pending,
+            writer=not read_only,
+            verify=verify_commits,
         )
         # A manager that nobody holds any more finishes its saves and lets the directory go.
         self._end = weakref.finalize(self, self._service.close_quietly)
         self._end.atexit = False  # the service sees to that itself, before jax goes
+        weakref.finalize(self, self._events.close)
         if self._listens:
             self._preemption.listen()
         self._forced: Counter[int] = Counter()
@@ -175,7 +179,8 @@ class CheckpointManager(Run):
             `register_leaf` take.
           metrics: scalars by name, jax scalars still being computed included.
           metadata: plain JSON, stored with the step.
-          overwrite: replace a committed step, which stays until the new one is durable.
+          overwrite: replace a committed step, which stays until the new one is durable; what was
+            annotated or pinned goes with it.
 
         Returns:
           A future whose result is the StepInfo once the step is durable.

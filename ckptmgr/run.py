@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, Unpack
 
+import anyio.to_thread
+
 from ckptmgr.errors import (
     CheckpointError,
     DamagedStep,
@@ -75,8 +77,7 @@ class Run(Steps):
             except DamagedStep as error:
                 self._catalog.damage(step, error)
             except StepDeleted:
-                if not self._read_only:
-                    raise  # nobody but this manager deletes
+                self._catalog.refresh()  # retention was quicker: there is a newer one
         return None
 
     def _choose(self, step: int | Literal["newest"]) -> int | None:
@@ -165,12 +166,14 @@ class Run(Steps):
                 step = future.step or 0
                 try:
                     found = await self._read(step_name(step), request, future)
-                except DamagedStep as error:
-                    catalog.damage(step, error)
+                except DamagedStep:
                     if wanted is not None:
                         raise
+                except StepDeleted:
+                    if wanted is not None:
+                        raise
+                    await anyio.to_thread.run_sync(catalog.refresh)
                 else:
-                    catalog.recover(step)
                     return found
                 future.step = catalog.find(None).step
 
@@ -178,10 +181,19 @@ class Run(Steps):
         return future
 
     async def _read(self, name: str, request: Request, future: LoadFuture) -> object:
+        # What is said of the step is of the one that is kept there meanwhile, and of no later one.
+        step, catalog = future.step or 0, self._catalog
         async with left_in_thread(self._storage.reading(name)):
-            return await restore.load(
-                self._storage, name, request, self._registry, self._limiter, future
-            )
+            try:
+                found = await restore.load(
+                    self._storage, name, request, self._registry, self._limiter, future
+                )
+            except DamagedStep as error:
+                await anyio.to_thread.run_sync(catalog.damage, step, error)
+                raise
+            if request.select.all and request.processes.count == 1:  # all of it was read
+                await anyio.to_thread.run_sync(catalog.recover, step)
+            return found
 
     def resume(
         self,

@@ -8,7 +8,7 @@ process 0 commits. What fails in one fails in all. One process alone goes the sa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,18 +19,21 @@ import msgspec
 from absl import logging
 
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import CheckpointError, NoSpace, ProcessesDiffer
+from ckptmgr.errors import CheckpointError, DamagedStep, NoSpace, ProcessesDiffer
 from ckptmgr.format.digest import digest
 from ckptmgr.format.encoding import decode_record, encode_record
-from ckptmgr.format.step import COMMIT_RECORD, StepInfo, nonce
+from ckptmgr.format.manifest import Manifest
+from ckptmgr.format.step import COMMIT_RECORD, MANIFEST, StepInfo, nonce
 from ckptmgr.future import Progress, State
 from ckptmgr.jobs import Ledger, SaveJob, outcome_of
+from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import commit, reports, write
-from ckptmgr.pipeline.verify import VerifyReport
+from ckptmgr.pipeline.verify import check
 from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.storage.base import Attempt, Storage
 
-Proof = Callable[[str], "Coroutine[object, object, VerifyReport]"]
+# Beside the limit: under it the proof would wait for copies of a save that waits for the proof.
+_PROOF_BYTES: Final = 32 << 20
 _DIFFERENT: Final = b""  # what process 0 says where the processes do not save the same
 
 
@@ -41,7 +44,7 @@ class Saver:
       storage: where to.
       ledger: the books of that directory.
       coordinator: how the processes agree.
-      proof: reads back what was written, by the name of the step, before it counts.
+      verify: read back what was written, before it becomes a step.
 
     Attributes:
       topic: what the rounds of this directory are called.
@@ -53,12 +56,13 @@ class Saver:
         storage: Storage,
         ledger: Ledger,
         coordinator: Coordinator,
-        proof: Proof | None = None,
+        *,
+        verify: bool = False,
     ) -> None:
         self._storage = storage
         self._ledger = ledger
         self._coordinator = coordinator
-        self._proof = proof
+        self._verify = verify
         self.topic = f"path/{digest(storage.root.encode())}"
         self._runs = False  # a run has one save at a time; a path one of each name
         self.given_up = False
@@ -229,24 +233,34 @@ class Saver:
         now = self._ledger.commit_time()
         former = job.kept.record if job.kept else None
         record = commit.commit(
-            manifest, job.header, attempt, now, replace=job.replace, former=former
+            manifest,
+            job.header,
+            attempt,
+            now,
+            replace=job.replace,
+            former=former,
+            prove=partial(self._prove, job, attempt) if self._verify else _unproved,
         )
-        if self._proof is not None:
-            self._prove(job)
         return encode_record(record)
 
-    def _prove(self, job: SaveJob) -> None:
-        """Read the step back; one that is not what was written is set aside.
+    def _prove(self, job: SaveJob, attempt: Attempt, manifest: Manifest, data: bytes) -> None:
+        """Read back what was written, before it becomes a step or takes the place of one.
 
         Raises:
-          DamagedStep: it is not.
+          DamagedStep: it is not what was written.
         """
-        assert self._proof is not None
-        report = anyio.from_thread.run(self._proof, job.name)
+        name, own = attempt.share(), ByteLimiter(_PROOF_BYTES)
+        found = self._storage.read(f"{name}/{MANIFEST}", len(data), fresh=True)
+        if found != data:
+            raise DamagedStep("the manifest read back is not the one written", file=name)
+        work = partial(check, self._storage, name, manifest, own, job.future.step)
+        report = anyio.from_thread.run(work)
         if not report.ok:
-            other = self._storage.set_aside(job.name, "damaged")
-            logging.error("step %s was damaged as it was written, and lies in %s", job.name, other)
             raise report.error()
+
+
+def _unproved(*_: object) -> None:
+    pass
 
 
 def _same_directory(said: Sequence[bytes]) -> bytes:

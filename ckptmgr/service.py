@@ -32,7 +32,7 @@ from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.snapshot import Handover, take
 from ckptmgr.queue import SaveQueue
-from ckptmgr.saver import Proof, Saver
+from ckptmgr.saver import Saver
 from ckptmgr.storage.base import Storage
 
 END_SECONDS: Final = 600.0  # how long close(), and the interpreter's exit, wait at the most
@@ -48,8 +48,8 @@ class Service:
       ledger: its books.
       coordinator: how it agrees with the services of other processes.
       max_pending: how many saves may wait behind the one being written.
-      proof: reads a step back that was just written, if that is wanted.
       writer: take the lock and sweep; False only reads.
+      verify: read each step back before it counts.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Service:
         ledger: Ledger,
         coordinator: Coordinator,
         max_pending: int,
-        proof: Proof | None = None,
         *,
         writer: bool,
+        verify: bool = False,
     ) -> None:
-        self._saver = Saver(storage, ledger, coordinator, proof)
+        self._saver = Saver(storage, ledger, coordinator, verify=verify)
         self._ledger = ledger
         self._writer = writer
         self._alone = coordinator.count == 1
@@ -317,7 +317,8 @@ class Service:
             outcome = await outcome_of(self._saver.save(job), "save", job.future.step)
         if isinstance(outcome, CheckpointError):
             if job.fault is None:  # that one was raised where it came up
-                self._ledger.failed(job.future.step, outcome)
+                told = anyio.to_thread.run_sync(self._ledger.failed, job.future.step, outcome)
+                await outcome_of(told, "telling", job.future.step)
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
             job.future.resolve(State.COMMITTED, outcome)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
+import anyio.to_thread
+
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import CheckpointError, ManagerClosed, NoSuchStep, StepHeld
+from ckptmgr.errors import CheckpointError, ManagerClosed, NoSuchStep
 from ckptmgr.format.step import StepInfo, parse_step, step_name
 from ckptmgr.future import LoadFuture
 from ckptmgr.limiter import ByteLimiter, LimiterStatistics
@@ -88,16 +91,18 @@ class Steps:
         future = LoadFuture(number, self._service.dispatch)
 
         async def work() -> object:
+            # What it says is of the step that is kept there meanwhile, and of no later one.
             async with left_in_thread(self._storage.reading(step_name(number))):
-                return await verify(self._storage, step_name(number), self._limiter)
+                report = await verify(self._storage, step_name(number), self._limiter)
+                if report.whole:
+                    await anyio.to_thread.run_sync(self._catalog.recover, number)
+                else:
+                    await anyio.to_thread.run_sync(self._catalog.damage, number, report.error())
+                return report
 
         self._service.load(future, work)
-        report: VerifyReport = future.result()
-        if report.whole:
-            self._catalog.recover(number)
-        else:
-            self._catalog.damage(number, report.error())
-        return report
+        found: VerifyReport = future.result()
+        return found
 
     @contextmanager
     def hold(self, step: int) -> Iterator[StepInfo]:
@@ -159,8 +164,10 @@ class Steps:
 
     def _noted(self) -> None:
         """A note was written: the one writer looks which steps to keep."""
-        if not self._read_only and self._coordinator.index == 0:
-            self._catalog.retain()
+        with contextlib.suppress(ManagerClosed):
+            self._service.check_open()  # one that was closed, or forked, is no writer any more
+            if not self._read_only and self._coordinator.index == 0:
+                self._catalog.retain()
 
     def delete(self, step: int) -> None:
         """Delete a committed step, whatever the rules say. With several processes all call it.
@@ -172,8 +179,7 @@ class Steps:
         """
         number = parse_step(step)
         self._check_writable()
-        if self.info(number).pinned:
-            raise StepHeld("it is pinned; unpin it first", step=number)
+        self.info(number)
 
         def act(_: Sequence[bytes]) -> bytes:
             self._catalog.delete(number, "delete() was called")

@@ -126,8 +126,10 @@ def test_a_verification_that_fails_takes_the_step_out_and_one_that_does_not_take
 def test_commits_are_verified_before_older_steps_may_go(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that lies is found out; the step is set aside, its save fails, the next works."""
-    with CheckpointManager(run, keep=KeepLast(1), verify_commits=True) as manager:
+    """A disk that lies is found out: the save fails, and what it was to replace stays."""
+    with CheckpointManager(
+        run, keep=KeepLast(1), verify_commits=True, in_flight_bytes="4MiB"
+    ) as manager:
         manager.save(1, TREE).result()
         lies = threading.Event()
         real = os.writev
@@ -139,14 +141,18 @@ def test_commits_are_verified_before_older_steps_may_go(
             return real(descriptor, parts)
 
         monkeypatch.setattr(os, "writev", writev)
-        lies.set()
-        with pytest.raises(DamagedStep, match="not those that were saved"):
-            manager.save(2, TREE).result()
-        assert manager.all_steps() == [1]
+        for step, overwrite in ((2, False), (1, True)):
+            lies.set()
+            with pytest.raises(DamagedStep, match="not those that were saved"):
+                manager.save(step, {**TREE, "n": 2}, overwrite=overwrite).result()
+            assert manager.all_steps() == [1]
+            assert manager.restore(1)["n"] == 1
         manager.save(3, TREE).result()
         manager.wait()
         assert manager.all_steps() == [3]
-    assert [name[:14] for name in os.listdir(run) if "damaged" in name] == [".damaged-step-"]
+        for step in (4, 5, 6):  # more than the limit: none waits for the proof of another
+            manager.save(step, TREE)
+    assert sorted(os.listdir(run)) == [".lock", "step-00000006"]
 
 
 # Falling back

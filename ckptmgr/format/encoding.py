@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ckptmgr.errors import DamagedStep, UnsupportedFormat
+from ckptmgr.errors import DamagedStep, InvalidOption, UnsupportedFormat
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import (
@@ -48,9 +48,12 @@ _T = TypeVar("_T")
 
 
 def encode_record(record: CommitRecord) -> bytes:
-    """The bytes of checkpoint.json: the record and the digest of its own bytes."""
-    raw = msgspec.json.encode(record)
-    return msgspec.json.encode(_Envelope(digest(raw), msgspec.Raw(raw))) + b"\n"
+    """The bytes of checkpoint.json: the record and the digest of its own bytes.
+
+    Raises:
+      InvalidOption: its metrics and metadata are more than a reader takes.
+    """
+    return _envelope(record, LARGEST_RECORD)
 
 
 def decode_record(data: bytes, file: str) -> CommitRecord:
@@ -66,8 +69,17 @@ def decode_record(data: bytes, file: str) -> CommitRecord:
 
 def encode_note(note: Note) -> bytes:
     """The bytes of a note: itself, and the digest of its own bytes."""
-    raw = msgspec.json.encode(note)
-    return msgspec.json.encode(_Envelope(digest(raw), msgspec.Raw(raw))) + b"\n"
+    return _envelope(note, LARGEST_NOTE)
+
+
+def _envelope(content: CommitRecord | Note, largest: int) -> bytes:
+    raw = msgspec.json.encode(content)
+    data = msgspec.json.encode(_Envelope(digest(raw), msgspec.Raw(raw))) + b"\n"
+    if len(data) > largest:
+        raise InvalidOption(
+            f"metrics and metadata are {len(data)} bytes of JSON; at most {largest} are read again"
+        )
+    return data
 
 
 def decode_note(data: bytes, file: str) -> Note:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import platform
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
 
@@ -140,12 +140,13 @@ def commit(
     *,
     replace: bool,
     former: bytes | None,
+    prove: Callable[[Manifest, bytes], None] = lambda *_: None,
 ) -> CommitRecord:
     """Put the manifest and publish the step; blocks until it is durable.
 
     Waits for metrics that are still being computed. `now` is the commit time. With
     `replace` it takes the place of a step of that name, one of the record `former` if that
-    is given.
+    is given. `prove` may refuse what was written; nothing is published then.
     """
     if any(array.grid is not None for leaf in manifest.leaves for array in leaf.arrays):
         group = zarr.group_metadata()
@@ -166,6 +167,7 @@ def commit(
         metadata=dict(header.metadata),
     )
     attempt.put(MANIFEST, [data])
+    prove(manifest, data)
     attempt.publish(encode_record(record), replace=replace, former=former)
     return record
 

@@ -72,7 +72,10 @@ def _metadata(metadata: object) -> dict[str, JSON]:
         return {}
     if not isinstance(metadata, dict):
         raise InvalidOption(f"metadata is a dict, not {_short(metadata)}")
-    copy = _plain(metadata, "metadata")
+    try:
+        copy = _plain(metadata, "metadata")
+    except RecursionError as error:
+        raise InvalidOption("metadata is nested too deep") from error
     assert isinstance(copy, dict)
     return copy
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from absl import logging
 
-from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
+from ckptmgr.errors import DamagedStep, MissingFile, StorageError, TruncatedFile
 from ckptmgr.format.encoding import LARGEST_NOTE, decode_note, encode_note
 from ckptmgr.format.manifest import Note
 from ckptmgr.format.step import NOTES, StepInfo, nonce
@@ -66,12 +66,13 @@ def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
             continue
         try:
             note = read_note(storage, f"{name}/{NOTES}/{file}")
+            values = {key: number(value) for key, value in note.metrics.items()}
         except MissingFile:
             continue  # the step is being deleted
-        except DamagedStep as error:
+        except (DamagedStep, StorageError, ValueError) as error:
             logging.warning("a note of step %s is left out: %s", info.step, error)
             continue
-        metrics.update({key: number(value) for key, value in note.metrics.items()})
+        metrics.update(values)
         metadata.update(note.metadata)
     return replace(info, metrics=metrics, metadata=metadata, pinned=_PIN in files)
 

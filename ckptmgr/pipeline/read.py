@@ -9,6 +9,7 @@ handed over.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import math
 from collections import defaultdict
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
+from ckptmgr.errors import DamagedStep, MissingFile, StorageError, TruncatedFile
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import (
@@ -233,6 +234,12 @@ class Reader:
         except (MissingFile, TruncatedFile) as error:
             raise DamagedStep(
                 f"a data file: {error.message}", leaf=leaf, file=error.file
+            ) from error
+        except StorageError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EIO:
+                raise
+            raise DamagedStep(
+                f"a data file cannot be read: {error.message}", leaf=leaf, file=error.file
             ) from error
         except ValueError as error:  # a codec's
             raise DamagedStep(f"a data file: {error}", leaf=leaf, file=file) from error

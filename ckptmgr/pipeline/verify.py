@@ -98,6 +98,13 @@ async def verify(storage: Storage, name: str, limiter: ByteLimiter) -> VerifyRep
     except DamagedStep as error:
         problem = Problem(error.leaf, str(error.file), error.message)
         return VerifyReport(None, 0, 0, (problem,))
+    return await check(storage, name, manifest, limiter, record.step)
+
+
+async def check(
+    storage: Storage, name: str, manifest: Manifest, limiter: ByteLimiter, step: int | None
+) -> VerifyReport:
+    """Check every file that a manifest names, and the notes beside them."""
     todo = deque(_checks(storage, name, manifest))
     files, total, nbytes = len(todo), 0, threading.Lock()
     problems: list[Problem] = []
@@ -116,7 +123,7 @@ async def verify(storage: Storage, name: str, limiter: ByteLimiter) -> VerifyRep
             problems.extend(found)
 
     await run_threads(storage.read_tasks, worker, todo.clear)
-    return VerifyReport(record.step, files, total, tuple(sorted(problems, key=str)))
+    return VerifyReport(step, files, total, tuple(sorted(problems, key=str)))
 
 
 def _checks(storage: Storage, name: str, manifest: Manifest) -> Iterator[_Check]:

@@ -64,7 +64,8 @@ def opened(path: str) -> Iterator[int]:
 
 
 def blocks(descriptor: int) -> Iterator[list[bytes]]:
-    """The rest of an open file, a block at a time."""
+    """An open file from its beginning, a block at a time."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
     while block := os.read(descriptor, _BLOCK):
         yield [block]
 
@@ -115,5 +116,10 @@ def sync_directory(path: str) -> None:
 
 def remove_tree(path: str) -> None:
     """Remove a directory and all in it, if it is there."""
-    with translated(path), contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+
+    def tell(_: object, __: str, info: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(info[1], FileNotFoundError):  # somebody else removes it too
+            raise info[1]
+
+    with translated(path):
+        shutil.rmtree(path, onerror=tell)

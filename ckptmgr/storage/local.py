@@ -99,9 +99,15 @@ class LocalStorage:
     def _make_room(self) -> bool:
         """Remove what deletions have left, which nobody writes; whether there was any."""
         trash = [name for name in self.names() if is_leftover(name) and name.startswith(".trash")]
+        self._make_renames_last()
         for name in trash:
             remove_tree(os.path.join(self.root, name))
         return bool(trash)
+
+    def _make_renames_last(self) -> None:
+        """Rules 5 and 6: who died may not have synced the rename that made it a leftover."""
+        with translated(self.root):
+            sync_directory(self.root)
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[None]:
@@ -129,10 +135,9 @@ class LocalStorage:
         path = os.path.join(self.root, key)
         directory, new = os.path.dirname(path), f"{path}.{nonce()}"
         with translated(path):
-            if not os.path.isdir(directory):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(directory, DIRECTORY_MODE)
-                sync_directory(os.path.dirname(directory))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, DIRECTORY_MODE)
+            sync_directory(os.path.dirname(directory))  # whoever made it may have died
             try:
                 write_new(new, [[data]])
                 os.rename(new, path)
@@ -160,6 +165,7 @@ class LocalStorage:
     def sweep(self) -> list[str]:
         """Remove the temporary and trash directories that a dead writer left here."""
         found = [name for name in self.names() if is_leftover(name)]
+        self._make_renames_last()
         for name in found:
             remove_tree(os.path.join(self.root, name))
         return found

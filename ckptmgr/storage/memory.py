@@ -66,7 +66,7 @@ class MemoryStorage:
     def _file(self, key: str) -> bytes:
         name, _, path = key.partition("/")
         try:
-            return self.steps[name][path]
+            return (self.shared.get(name) or self.steps[name])[path]
         except KeyError as error:
             raise MissingFile("this file is missing", file=key) from error
 
