@@ -528,3 +528,168 @@ def test_an_evaluator_waits_for_the_next_step(run: Path) -> None:
         assert found == [4]
         assert reader.wait_for_step() == 4
         assert reader.wait_for_step(after=4, timeout=0.01) is None
+
+
+# What a review has found
+
+
+def test_a_closed_manager_deletes_nothing(run: Path) -> None:
+    """Another may write by then."""
+    saved(run, 1, 2)
+    closed = CheckpointManager(run, keep=KeepLast(1))
+    closed.close()
+    with CheckpointManager(run) as manager:
+        closed.pin(1)
+        closed.unpin(1)
+        assert manager.all_steps() == [1, 2]
+        assert manager.restore(1)["n"] == 1
+
+
+def test_a_pin_of_another_process_is_seen_before_a_step_goes(run: Path) -> None:
+    """Though nobody has told the writer."""
+    saved(run, 1, 2)
+    with (
+        CheckpointManager(run, keep=KeepLast(1)) as manager,
+        CheckpointManager(run, read_only=True) as reader,
+    ):
+        reader.pin(1)
+        with pytest.raises(StepHeld, match="pinned"):
+            manager.delete(1)
+        manager.save(3, TREE).result()
+        manager.wait()
+        assert manager.all_steps() == [1, 3]
+
+
+def test_a_part_that_is_whole_makes_no_whole_step(run: Path) -> None:
+    """What was found damaged stays out, and is no reason to delete what is good."""
+    saved(run, 1, 2)
+    flip(chunk(run, 2))
+    with CheckpointManager(run, keep=KeepLast(2)) as manager:
+        assert not manager.verify(2).ok
+        assert manager.restore(2, select="small")["w"] is None
+        manager.save(3, TREE).result()
+        manager.wait()
+        assert manager.all_steps() == [1, 3]
+
+
+def test_what_a_reader_would_refuse_is_refused_when_it_is_said(run: Path) -> None:
+    """Not acknowledged and then lost."""
+    saved(run, 1)
+    large = {"text": "x" * (17 << 20)}
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    with CheckpointManager(run) as manager:
+        with pytest.raises(InvalidOption, match="at most"):
+            manager.annotate(1, metadata=large)
+        with pytest.raises(InvalidOption, match="at most"):
+            manager.save(2, TREE, metadata=large).result()
+        with pytest.raises(InvalidOption, match="too deep"):
+            manager.save(2, TREE, metadata=deep)
+        assert (manager.all_steps(), manager.info(1).metadata) == ([1], {})
+
+
+@pytest.mark.parametrize("how", ["moved", "no record", "a directory", "unreadable", "odd note"])
+def test_one_odd_step_keeps_nobody_from_the_others(
+    run: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is damaged, and said to be."""
+    saved(run, 1, 2)
+    record = run / "step-00000002" / "checkpoint.json"
+    if how == "moved":
+        (run / "step-00000002").rename(run / "step-00000003")
+    elif how in ("no record", "a directory"):
+        record.unlink()
+        if how == "a directory":
+            record.mkdir()
+    elif how == "odd note":
+        (run / "step-00000002" / "notes" / "x.json").mkdir(parents=True)
+    else:
+        real = os.preadv
+
+        def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+            if os.readlink(f"/proc/self/fd/{descriptor}") == str(record):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(descriptor, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+    with CheckpointManager(run) as manager:
+        good = [1, 2] if how == "odd note" else [1]
+        assert manager.all_steps() == good
+        assert manager.resume(TREE)[0] == good[-1]
+
+
+def test_a_data_file_that_cannot_be_read_is_damage(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad sector: the step before is restored."""
+    saved(run, 1, 2)
+    bad, real = str(chunk(run, 2)), os.preadv
+
+    def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with CheckpointManager(run) as manager:
+        assert manager.restore()["n"] == 1
+        assert manager.latest_step() == 1
+
+
+def test_a_copy_is_tried_again_from_its_beginning(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a link is not to be had and the disk was full for a moment."""
+    storage = LocalStorage(str(run))
+    storage.create()
+    data = os.urandom(3 << 20)
+    with storage.attempt("step-00000001") as attempt:
+        attempt.put("arrays/a/c.0", [data])
+        attempt.publish(b"record", replace=False)
+    (run / ".trash-step-00000009-0123456789abcdef").mkdir()
+    writes, real = 0, os.writev
+
+    def writev(descriptor: int, parts: Any) -> int:
+        nonlocal writes
+        writes += 1
+        if writes == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, parts)
+
+    def link(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(os, "link", link)
+    with storage.attempt("step-00000002") as attempt:
+        attempt.link("step-00000001/arrays/a/c.0", "arrays/a/c.0")
+        attempt.publish(b"record", replace=False)
+    assert storage.read("step-00000002/arrays/a/c.0", len(data)) == data
+
+
+@pytest.mark.parametrize("operation", ["save", "delete"])
+def test_the_books_are_right_where_the_last_sync_fails(
+    run: Path, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on the disk is what the manager says."""
+    saved(run, 1, 2)
+    with CheckpointManager(run) as manager:
+        real = os.fsync
+
+        def fails(descriptor: int) -> None:
+            if os.path.samefile(f"/proc/self/fd/{descriptor}", run):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fails)
+        with pytest.raises(ckptmgr.StorageError):
+            if operation == "save":
+                manager.save(3, TREE).result()
+            else:
+                manager.delete(2)
+        monkeypatch.undo()
+        manager.wait()
+        there = sorted(int(n[5:]) for n in os.listdir(run) if n.startswith("step-"))
+        assert manager.all_steps() == there
+        assert manager.restore()["w"].shape == (400_000,)
