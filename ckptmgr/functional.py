@@ -74,7 +74,8 @@ def save(  # each on its own
       merge: add the leaves of `tree` to the checkpoint at `path`, or replace them there.
         None in `tree` means 'not given'; containers must be of the same kind and, but for
         dicts, of the same length. The former checkpoint stays until the new one is durable.
-      overwrite: replace the checkpoint at `path`, which stays until the new one is durable.
+      overwrite: replace the checkpoint at `path`, which stays until the new one is durable. With
+        it, as with `merge`, goes what was annotated or pinned.
       metadata: plain JSON, stored with it.
       leaf_options: which leaves are stored how, as of the manager.
       handlers: for leaves of further classes, as of the manager.

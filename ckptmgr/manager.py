@@ -191,6 +191,7 @@ class CheckpointManager(Run):
           InvalidOption: metrics, metadata or the options of a leaf are not what they must be.
           TreeMismatch: a glob of `leaf_options` matches no leaf.
           StepExists: the step is committed or queued and `overwrite` is False.
+          StepHeld: a damaged step of that number, which is to be set aside, is being read.
           EarlierSaveFailed: this save is queued, but an earlier one failed unheard.
           ManagerClosed: the manager was closed, or is read-only.
         """

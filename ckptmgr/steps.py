@@ -115,6 +115,7 @@ class Steps:
         Raises:
           StepDeleted: it was deleted before it could be held.
           NoSuchStep: it is not committed.
+          DamagedStep: it was found damaged.
         """
         info = self.info(step)
         with self._storage.reading(step_name(parse_step(step))):
@@ -174,6 +175,7 @@ class Steps:
 
         Raises:
           NoSuchStep: it is not committed.
+          DamagedStep: it was found damaged; `rollback` moves such a step away.
           StepHeld: somebody reads or holds it, or it is pinned.
           StorageError: it cannot be deleted, or holds files that are not ours.
         """

@@ -111,7 +111,8 @@ class MemoryStorage:
         try:
             yield
         finally:
-            self._readers[name] -= 1
+            with self.replacing:
+                self._readers[name] -= 1
 
     def check_free(self, name: str) -> None:
         """Refuse to touch a step that is read, or holds files of others; under the lock."""
@@ -132,6 +133,8 @@ class MemoryStorage:
         other = temporary_name(name, kind)
         with self.replacing:
             self.check_free(name)
+            if name not in self.steps:
+                raise MissingFile("this step is missing", file=name)
             self.steps[other] = self.steps.pop(name)
         return other
 
@@ -139,6 +142,8 @@ class MemoryStorage:
         """Replaced, never changed."""
         name, _, path = key.partition("/")
         with self.replacing:
+            if name not in self.steps:
+                raise MissingFile("this step is missing", file=name)
             self.steps[name] = {**self.steps[name], path: data}
 
     def discard(self, key: str) -> None:

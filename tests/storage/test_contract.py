@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ckptmgr import DirectoryLocked, MissingFile, StepExists, StorageError, TruncatedFile
+from ckptmgr import (
+    DirectoryLocked,
+    MissingFile,
+    StepDeleted,
+    StepExists,
+    StepHeld,
+    StorageError,
+    TruncatedFile,
+)
 from ckptmgr.format.step import COMMIT_RECORD
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
@@ -246,3 +254,54 @@ def test_a_replacement_of_what_is_no_longer_there_is_refused(store: Open) -> Non
     storage.delete("step-00000001")
     with storage.attempt("step-00000001") as attempt, pytest.raises(StepExists, match="meanwhile"):
         attempt.publish(b"newest", replace=True, former=b"newer")
+
+
+def test_a_step_is_kept_while_it_is_read_and_not_longer(store: Open) -> None:
+    """From deletion, from being set aside and from replacement; by as many as there are."""
+    storage, other = opened(store), store()
+    write(storage, "step-00000001", a=b"one")
+    with storage.reading("step-00000001"):
+        with other.reading("step-00000001"):
+            pass
+        for refused in (other.delete, lambda name: other.set_aside(name, "damaged")):
+            with pytest.raises(StepHeld):
+                refused("step-00000001")
+        with pytest.raises(StepHeld):
+            write(other, "step-00000001", replace=True, a=b"two")
+        assert storage.read("step-00000001/arrays/a/c", 9) == b"one"
+    other.delete("step-00000001")
+    with pytest.raises(StepDeleted), storage.reading("step-00000001"):
+        pass
+
+
+def test_a_step_that_is_set_aside_is_there_under_another_name(store: Open) -> None:
+    """Which is none of a step, and which nobody sweeps."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"one")
+    name = storage.set_aside("step-00000001", "abandoned")
+    assert name.startswith(".abandoned-step-00000001-")
+    storage.sweep()
+    assert storage.read(f"{name}/arrays/a/c", 9) == b"one"
+    assert not storage.taken("step-00000001")
+    with pytest.raises(MissingFile):
+        storage.set_aside("step-00000001", "abandoned")
+
+
+def test_small_files_are_added_replaced_and_removed(store: Open) -> None:
+    """In a step that is there; it is deleted with them."""
+    storage = opened(store)
+    write(storage, "step-00000001", a=b"one")
+    assert storage.files("step-00000001/notes") == []
+    for data in (b"first", b"second"):
+        storage.add("step-00000001/notes/x.json", data)
+        assert storage.read("step-00000001/notes/x.json", 9) == data
+    assert storage.files("step-00000001/notes") == ["x.json"]
+    storage.discard("step-00000001/notes/x.json")
+    assert storage.files("step-00000001/notes") == []
+    with pytest.raises(MissingFile):
+        storage.discard("step-00000001/notes/x.json")
+    with pytest.raises(MissingFile):
+        storage.add("step-00000002/notes/x.json", b"")
+    storage.add("step-00000001/notes/y.json", b"y")
+    storage.delete("step-00000001")
+    assert not storage.taken("step-00000001")
