@@ -130,15 +130,17 @@ class Saver:
         async with left_in_thread(self._storage.attempt(job.name)) as attempt:
             shared = await self._begin(job, attempt)
             digests: list[str] = []
-            outcome: bytes | CheckpointError = job.reason or CheckpointError("it was cancelled")
+            outcome: bytes | CheckpointError | None = None
             try:
                 outcome = await outcome_of(
                     self._write(job, attempt, shared, digests), "save", job.future.step
                 )
                 if not job.future.advance(State.COMMITTING):
-                    outcome = job.reason or CheckpointError("the save was cancelled")
+                    outcome = None
             finally:
                 # Even where this task is cancelled: the others are to hear of it.
+                if outcome is None:
+                    outcome = job.reason or CheckpointError("the save was cancelled")
                 with anyio.CancelScope(shield=True):
                     decide = partial(self._commit, job, digests, attempt)
                     record = await self._agree(job, f"written/{shared}", outcome, decide, shared)
