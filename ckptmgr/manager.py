@@ -216,10 +216,15 @@ class CheckpointManager(Run):
 
     def _job(self, name: str, tree: object, head: Header, ticket: int, *, replace: bool) -> SaveJob:
         """A save, planned."""
-        if not replace and self._storage.taken(name):
-            self._put_damaged_aside(head.step)
+        in_the_way = not replace and self._storage.taken(name)
+        if in_the_way and head.step not in self._catalog.damaged:
+            raise StepExists(
+                "this step is there already; overwrite=True replaces it", step=head.step
+            )
         with self._mutex:
             planned = self._planner.plan(tree)
+        if in_the_way and head.step is not None:
+            self._put_damaged_aside(head.step)
         shown = partial(forms.saving, planned.plan, planned.values, self._registry)
         future = SaveFuture(head.step, self._service.dispatch, shown)
         contents = reports.contents(planned) if self._coordinator.count > 1 else {}
@@ -228,14 +233,8 @@ class CheckpointManager(Run):
             name, planned, head, replace, future, handover, contents=contents, ticket=ticket
         )
 
-    def _put_damaged_aside(self, step: int | None) -> None:
-        """Make way for a step whose name a damaged one has; that stays under another.
-
-        Raises:
-          StepExists: what has the name is not known to be damaged.
-        """
-        if step is None or step not in self._catalog.damaged:
-            raise StepExists("this step is there already; overwrite=True replaces it", step=step)
+    def _put_damaged_aside(self, step: int) -> None:
+        """Make way for a step whose name a damaged one has; that stays under another."""
         if self._coordinator.index == 0:
             self._catalog.set_aside(step, "damaged")
         self._catalog.forget([step])

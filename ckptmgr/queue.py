@@ -100,7 +100,8 @@ class SaveQueue:
                     return b"go"
                 if on_busy == "skip":
                     return b"skip"
-                oldest = next((other for other in self._waiting if other.fault is None), None)
+                self.changed.wait_for(lambda: self._has_room() or self._oldest() is not None)
+                oldest = None if self._has_room() else self._oldest()
                 return b"go" if oldest is None else str(oldest.ticket).encode()
 
         told = self._coordinator.follow(f"{topic}/busy/{job.ticket}", say).decode()
@@ -113,6 +114,10 @@ class SaveQueue:
             self._refuse(job)
             self._append(job)
         return True
+
+    def _oldest(self) -> SaveJob | None:
+        """The save that waits longest; one that only tells of a fault is none."""
+        return next((other for other in self._waiting if other.fault is None), None)
 
     def _refuse(self, job: SaveJob) -> None:
         self._check_open()

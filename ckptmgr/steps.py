@@ -136,9 +136,7 @@ class Steps:
           InvalidOption: metrics are no scalars, or metadata is not plain JSON.
           NoSuchStep, StepDeleted: the step is not there.
         """
-        number = parse_step(step)
-        self._look().find(number)
-        notes.annotate(self._storage, step_name(number), metrics, metadata)
+        notes.annotate(self._storage, self._name_of(step), metrics, metadata)
         self._noted()
 
     def pin(self, step: int) -> None:
@@ -147,9 +145,7 @@ class Steps:
         Raises:
           NoSuchStep, StepDeleted: the step is not there.
         """
-        number = parse_step(step)
-        self._look().find(number)
-        notes.pin(self._storage, step_name(number))
+        notes.pin(self._storage, self._name_of(step))
         self._noted()
 
     def unpin(self, step: int) -> None:
@@ -158,10 +154,14 @@ class Steps:
         Raises:
           NoSuchStep, StepDeleted: the step is not there.
         """
+        notes.unpin(self._storage, self._name_of(step))
+        self._noted()
+
+    def _name_of(self, step: int) -> str:
+        """The name of a step that is there."""
         number = parse_step(step)
         self._look().find(number)
-        notes.unpin(self._storage, step_name(number))
-        self._noted()
+        return step_name(number)
 
     def _noted(self) -> None:
         """A note was written: the one writer looks which steps to keep."""

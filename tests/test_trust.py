@@ -223,6 +223,9 @@ def test_training_goes_on_over_a_damaged_step(run: Path, heard: pytest.LogCaptur
     with CheckpointManager(run, keep=KeepLast(1)) as manager:
         step, _ = manager.resume(TREE)
         assert step == 900
+        with pytest.raises(ckptmgr.UnsupportedLeaf):
+            manager.save(1000, {"f": print})
+        assert "step-00001000" in os.listdir(run)  # nothing is moved for a save that cannot be
         manager.save(1000, {**TREE, "n": "again"}).result()
         manager.wait()
         assert manager.restore()["n"] == "again"
