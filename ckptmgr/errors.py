@@ -9,10 +9,13 @@ they enter, and stay reachable as `__cause__`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+
+_LONGEST: Final = 4096  # characters shown of a path; the attributes hold all of it
 
 
 class CheckpointError(Exception):
@@ -43,9 +46,9 @@ class CheckpointError(Exception):
         self.process = process
 
     def __str__(self) -> str:
-        """The message, then in brackets what it is about."""
+        """The message, then in brackets what it is about; printable, whatever a file said."""
         about = [
-            f"{name} {value!r}" if isinstance(value, str) else f"{name} {value}"
+            f"{name} {_shortened(value)!r}" if isinstance(value, str) else f"{name} {value}"
             for name, value in (
                 ("step", self.step),
                 ("leaf", self.leaf),
@@ -54,7 +57,21 @@ class CheckpointError(Exception):
             )
             if value is not None
         ]
-        return f"{self.message} [{', '.join(about)}]" if about else self.message
+        return _printable(f"{self.message} [{', '.join(about)}]" if about else self.message)
+
+
+def _printable(text: str) -> str:
+    """The text with what a terminal would obey, or hide, written out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
 class InvalidOption(CheckpointError, ValueError):
@@ -105,6 +122,10 @@ class DamagedStep(CheckpointError):
     """Bytes on disk are not those that were saved: a file is missing, cut or altered."""
 
 
+class OutOfMemory(CheckpointError, MemoryError):
+    """There is not the memory for an array; the text says how to load less."""
+
+
 class UnsupportedFormat(CheckpointError):
     """The checkpoint was written in a format that this version does not read."""
 
@@ -119,6 +140,10 @@ class NoSpace(StorageError):
 
 class MissingFile(StorageError):
     """A file that should be there is not."""
+
+
+class NoFile(StorageError):
+    """What lies in the place of a file is none: a link, a directory, a device. It is not read."""
 
 
 class TruncatedFile(StorageError):

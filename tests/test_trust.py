@@ -608,14 +608,14 @@ def test_one_odd_step_keeps_nobody_from_the_others(
     elif how == "odd note":
         (run / "step-00000002" / "notes" / "x.json").mkdir(parents=True)
     else:
-        real = os.preadv
+        real = os.pread
 
-        def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+        def pread(descriptor: int, length: int, offset: int) -> bytes:
             if os.readlink(f"/proc/self/fd/{descriptor}") == str(record):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return real(descriptor, buffers, offset)
+            return real(descriptor, length, offset)
 
-        monkeypatch.setattr(os, "preadv", preadv)
+        monkeypatch.setattr(os, "pread", pread)
     with CheckpointManager(run) as manager:
         good = [1, 2] if how == "odd note" else [1]
         assert manager.all_steps() == good
@@ -629,12 +629,12 @@ def test_a_data_file_that_cannot_be_read_is_damage(
     saved(run, 1, 2)
     bad, real = str(chunk(run, 2)), os.preadv
 
-    def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+    def pread(descriptor: int, length: int, offset: int) -> bytes:
         if os.readlink(f"/proc/self/fd/{descriptor}") == bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(descriptor, buffers, offset)
+        return real(descriptor, length, offset)
 
-    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "pread", pread)
     with CheckpointManager(run) as manager:
         assert manager.restore()["n"] == 1
         assert manager.latest_step() == 1

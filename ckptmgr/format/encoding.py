@@ -1,38 +1,22 @@
-"""The bytes of the commit record and the manifest, and back, bounded and checked.
+"""The bytes of the commit record, notes and the manifest, and back, bounded and checked.
 
-Both are parsed into the types of `manifest.py`, where an unknown field is an error, and
-the manifest is checked against itself before any of its numbers is used.
+What parsing costs is bounded before a parser sees the bytes. They are parsed into the
+types of `manifest.py`, where an unknown field is an error, a key that comes twice is
+one too, and what they say is checked against itself before any of it is used.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Final, TypeVar
+import json
+from typing import TypeVar
 
 import msgspec
 
 from ckptmgr.errors import DamagedStep, InvalidOption, UnsupportedFormat
-from ckptmgr.format import keypath, zarr
+from ckptmgr.format import bounds, consistency
+from ckptmgr.format.consistency import Fault
 from ckptmgr.format.digest import digest
-from ckptmgr.format.manifest import (
-    FORMAT,
-    ArrayEntry,
-    CommitRecord,
-    Grid,
-    Manifest,
-    Note,
-    Pack,
-    Strict,
-    leaf_indices,
-    per_process,
-)
-from ckptmgr.format.zarr import Shape
-
-LARGEST_RECORD: Final = 16 << 20
-LARGEST_NOTE: Final = 16 << 20
-LARGEST_MANIFEST: Final = 1 << 30
-_MOST_AXES: Final = 64  # numpy's limits
-_LONGEST_AXIS: Final = 2**63
+from ckptmgr.format.manifest import FORMAT, CommitRecord, Manifest, Note, Strict
 
 
 class _Envelope(Strict, frozen=True):
@@ -53,7 +37,7 @@ def encode_record(record: CommitRecord) -> bytes:
     Raises:
       InvalidOption: its metrics and metadata are more than a reader takes.
     """
-    return _envelope(record, LARGEST_RECORD)
+    return _envelope(record)
 
 
 def decode_record(data: bytes, file: str) -> CommitRecord:
@@ -64,20 +48,27 @@ def decode_record(data: bytes, file: str) -> CommitRecord:
       UnsupportedFormat: it is one of a newer format.
     """
     envelope = _enveloped(data, file)
-    return _versioned(bytes(envelope.record), CommitRecord, file)
+    record = _versioned(bytes(envelope.record), CommitRecord, file)
+    _refuse("commit record", consistency.of_record(record), file)
+    return record
 
 
 def encode_note(note: Note) -> bytes:
-    """The bytes of a note: itself, and the digest of its own bytes."""
-    return _envelope(note, LARGEST_NOTE)
+    """The bytes of a note: itself, and the digest of its own bytes.
+
+    Raises:
+      InvalidOption: its metrics and metadata are more than a reader takes.
+    """
+    return _envelope(note)
 
 
-def _envelope(content: CommitRecord | Note, largest: int) -> bytes:
+def _envelope(content: CommitRecord | Note) -> bytes:
     raw = msgspec.json.encode(content)
     data = msgspec.json.encode(_Envelope(digest(raw), msgspec.Raw(raw))) + b"\n"
-    if len(data) > largest:
+    if len(data) > bounds.LARGEST_RECORD or bounds.cost(data) > bounds.room():
         raise InvalidOption(
-            f"metrics and metadata are {len(data)} bytes of JSON; at most {largest} are read again"
+            f"metrics and metadata are {len(data)} bytes of JSON; at most "
+            f"{bounds.LARGEST_RECORD} of not too many values are read again"
         )
     return data
 
@@ -89,7 +80,9 @@ def decode_note(data: bytes, file: str) -> Note:
       DamagedStep: it is none.
     """
     envelope = _enveloped(data, file)
-    return _parse(bytes(envelope.record), Note, file)
+    note = _parse(bytes(envelope.record), Note, file)
+    _refuse("note", consistency.of_note(note), file)
+    return note
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -97,8 +90,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.encode(manifest)
 
 
-def decode_manifest(data: bytes, record: CommitRecord, file: str) -> Manifest:
+def decode_manifest(
+    data: bytes, record: CommitRecord, file: str, room: int = bounds.room()
+) -> Manifest:
     """The manifest in the bytes of a tree.json, checked against its record and itself.
+
+    `room`: the bytes of memory that it may take.
 
     Raises:
       DamagedStep: it is not the one that was committed, or contradicts itself.
@@ -106,11 +103,19 @@ def decode_manifest(data: bytes, record: CommitRecord, file: str) -> Manifest:
     """
     if len(data) != record.manifest_nbytes or digest(data) != record.manifest_digest:
         raise DamagedStep("the manifest is not the one that was committed", file=file)
-    manifest = _versioned(data, Manifest, file)
-    fault = contradiction(manifest)
-    if fault:
-        raise DamagedStep(f"the manifest contradicts itself: {fault}", file=file)
+    manifest = _versioned(data, Manifest, file, room)
+    _refuse("manifest", consistency.of_manifest(manifest), file)
+    nbytes = sum(array.nbytes for leaf in manifest.leaves for array in leaf.arrays)
+    if (nbytes, len(manifest.leaves)) != (record.nbytes, record.leaves):
+        raise DamagedStep("the commit record tells of another tree", file=file)
     return manifest
+
+
+def _refuse(kind: str, fault: Fault | None, file: str) -> None:
+    if fault:
+        raise DamagedStep(
+            f"the {kind} contradicts itself: {fault.what}", leaf=fault.leaf, file=file
+        )
 
 
 def _enveloped(data: bytes, file: str) -> _Envelope:
@@ -122,13 +127,13 @@ def _enveloped(data: bytes, file: str) -> _Envelope:
     return envelope
 
 
-def _versioned(data: bytes, kind: type[_T], file: str) -> _T:
+def _versioned(data: bytes, kind: type[_T], file: str, room: int = bounds.room()) -> _T:
     """Parse what has a format number; a number of another format explains why it does not parse."""
     try:
-        parsed = _parse(data, kind, file)
+        parsed = _parse(data, kind, file, room)
         found = getattr(parsed, "format", None)
     except DamagedStep:
-        found = _parse(data, _AnyFormat, file).format
+        found = _parse(data, _AnyFormat, file, room).format
         if found == FORMAT:
             raise
     if found != FORMAT:
@@ -140,100 +145,23 @@ def _versioned(data: bytes, kind: type[_T], file: str) -> _T:
     return parsed
 
 
-def _parse(data: bytes, kind: type[_T], file: str) -> _T:
+def _parse(data: bytes, kind: type[_T], file: str, room: int = bounds.room()) -> _T:
+    if bounds.cost(data) > room:
+        raise DamagedStep(
+            f"its {len(data)} bytes could take {bounds.cost(data)} of memory, more than the "
+            f"{room} that a file like this one may",
+            file=file,
+        )
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        parsed = msgspec.json.decode(data, type=kind)
+        # What comes back as it was has no key twice, of which a parser hides all but one.
+        if kind is not _AnyFormat and msgspec.json.encode(parsed) != data:
+            json.loads(data, object_pairs_hook=_refuse_twice)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedStep(f"not valid: {error}", file=file) from error
+    return parsed
 
 
-def contradiction(manifest: Manifest) -> str | None:
-    """What is impossible about a manifest; None where it is consistent."""
-    packs = {pack.process: pack for pack in manifest.packs}
-    if len(packs) != len(manifest.packs):
-        return "two packs of one process"
-    if any(pack.chunk < 1 or pack.nbytes < 0 for pack in manifest.packs):
-        return "a pack has an impossible size"
-    if len({leaf.path for leaf in manifest.leaves}) != len(manifest.leaves):
-        return "two leaves have the same path"
-    directories = set()
-    for leaf in manifest.leaves:
-        for array in leaf.arrays:
-            fault = _impossible(array, packs)
-            if fault:
-                return f"leaf {leaf.path!r}: {fault}"
-            if array.grid:
-                directories.add(keypath.directory(leaf.path, array.name))
-    own = sum(array.grid is not None for leaf in manifest.leaves for array in leaf.arrays)
-    if len(directories) != own:
-        return "two arrays share a directory"
-    return _impossible_structure(manifest)
-
-
-def _impossible_structure(manifest: Manifest) -> str | None:
-    if any(per_process(c) for node in per_process(manifest.structure) for c in node.children):
-        return "what one process has for itself lies in another such"
-    if sorted(leaf_indices(manifest.structure)) != list(range(len(manifest.leaves))):
-        return "the structure does not name each leaf once"
-    return None
-
-
-def _impossible(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
-    if array.dtype not in zarr.DTYPES:
-        return f"unknown dtype {array.dtype!r}"
-    if len(array.shape) > _MOST_AXES or not all(0 <= n < _LONGEST_AXIS for n in array.shape):
-        return "an impossible shape"
-    if (array.grid is not None) + bool(array.packed) != (array.nbytes > 0):
-        return "its bytes must lie in exactly one place"
-    fault = _impossible_grid(array.shape, array.grid) if array.grid else None
-    if fault or not array.packed:
-        return fault
-    if not _tiled(array.shape, [box.box for box in array.packed]):
-        return "its boxes do not make it up"
-    for box in array.packed:
-        pack, nbytes = packs.get(box.pack), array.nbytes_of(box)
-        if pack is None or box.offset < 0 or box.offset + nbytes > pack.nbytes:
-            return "it lies outside its pack"
-        if box.offset % pack.chunk + nbytes > pack.chunk:
-            return "it crosses the chunks of its pack"
-    return None
-
-
-def _tiled(shape: Shape, boxes: list[tuple[tuple[int, int], ...] | None]) -> bool:
-    """Whether boxes make up the whole of a shape, and none of it twice.
-
-    They are all of one extent, the shards of an array: different cells of one grid, as many
-    as it has.
-    """
-    if boxes == [None]:
-        return True
-    cells, first = set(), boxes[0] or ()
-    for box in boxes:
-        if not box or len(box) != len(shape):  # an array without axes has no parts
-            return False
-        for (start, stop), (low, high), n in zip(box, first, shape, strict=True):
-            edge = high - low
-            if edge < 1 or stop - start != edge or start % edge or not 0 <= start <= n - edge:
-                return False
-        cells.add(box)
-    whole = math.prod(n // (high - low) for n, (low, high) in zip(shape, first, strict=True))
-    exact = all(n % (high - low) == 0 for n, (low, high) in zip(shape, first, strict=True))
-    return exact and len(cells) == len(boxes) == whole
-
-
-def _impossible_grid(shape: Shape, grid: Grid) -> str | None:
-    chunk = grid.chunk
-    if len(chunk) != len(shape) or any(
-        not 1 <= edge <= max(n, 1) for edge, n in zip(chunk, shape, strict=True)
-    ):
-        return "its chunks do not fit its shape"
-    if len(grid.digests) != zarr.cells(shape, chunk):
-        return "its digests do not match its chunks"
-    if grid.codec.zstd is not None and grid.codec.zstd not in zarr.ZSTD_LEVELS:
-        return "an impossible level of zstd"
-    inside = grid.codec.read_chunk or chunk
-    if len(inside) != len(chunk) or any(
-        edge < 1 or whole % edge for edge, whole in zip(inside, chunk, strict=True)
-    ):
-        return "the chunks inside do not divide its chunks"
-    return None
+def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("a key comes twice")

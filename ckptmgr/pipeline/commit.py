@@ -17,10 +17,10 @@ from importlib import metadata
 import jax
 import msgspec
 
-from ckptmgr.errors import DamagedStep, MissingFile
-from ckptmgr.format import keypath, zarr
+from ckptmgr.errors import DamagedStep, MissingFile, NoFile, UnsupportedLeaf
+from ckptmgr.format import bounds, consistency, keypath, zarr
 from ckptmgr.format.digest import digest
-from ckptmgr.format.encoding import contradiction, encode_manifest, encode_record
+from ckptmgr.format.encoding import encode_manifest, encode_record
 from ckptmgr.format.manifest import (
     FORMAT,
     CommitRecord,
@@ -81,7 +81,7 @@ async def put_metadata(
 def _link(attempt: Attempt, name: str, path: str, leaf: str) -> None:
     try:
         attempt.link(f"{name}/{path}", path)
-    except MissingFile as error:
+    except (MissingFile, NoFile) as error:
         raise DamagedStep(
             f"a data file of what is kept: {error.message}", leaf=leaf, file=error.file
         ) from error
@@ -116,7 +116,7 @@ def assemble(
     ]
     structure = _joined(plan.structure, iter(list(zip(*added, strict=True))))
     manifest = Manifest(FORMAT, structure, tuple(leaves), tuple(packs))
-    fault = contradiction(manifest) if others else None
+    fault = consistency.of_manifest(manifest) if others else None
     assert fault is None, f"what the processes wrote does not fit together: {fault}"
     return manifest
 
@@ -153,11 +153,17 @@ def commit(
         attempt.put(f"{ARRAYS}/{zarr.METADATA}", [group])
         manifest = msgspec.structs.replace(manifest, group=digest(group))
     data = encode_manifest(manifest)
+    nbytes = sum(array.nbytes for leaf in manifest.leaves for array in leaf.arrays)
+    if bounds.cost(data) > bounds.room(nbytes):
+        raise UnsupportedLeaf(
+            f"{len(manifest.leaves)} leaves of {nbytes} bytes are more than a step may have of "
+            "such small ones: stack them into arrays"
+        )
     record = CommitRecord(
         format=FORMAT,
         step=header.step,
         time=now,
-        nbytes=sum(array.nbytes for leaf in manifest.leaves for array in leaf.arrays),
+        nbytes=nbytes,
         leaves=len(manifest.leaves),
         manifest_nbytes=len(data),
         manifest_digest=digest(data),

@@ -14,13 +14,14 @@ from typing import Final
 import numpy as np
 
 from ckptmgr.errors import InvalidOption, TreeMismatch
+from ckptmgr.format.bounds import LARGEST_CHUNK, MOST_CHUNKS_INSIDE
 from ckptmgr.format.chunks import (
     CHUNK_BYTES,
     check_divides,
     default_chunk,
     largest_chunk,
 )
-from ckptmgr.format.zarr import DTYPES, NAMES, RAW, ZSTD_LEVELS, Codec, Shape
+from ckptmgr.format.zarr import DTYPES, NAMES, RAW, ZSTD_LEVELS, Codec, Shape, cells
 from ckptmgr.limiter import parse_bytes
 from ckptmgr.tree.rules import by_globs, by_prefix, prefixes
 
@@ -147,9 +148,26 @@ class LeafOptions:
             chunk = default_chunk(shape, shard, itemsize, limit)
         if self.read_chunk is not None:
             check_divides(self.read_chunk, chunk, "read_chunk", "write_chunk", leaf)
+        _refuse_large(chunk, self.read_chunk or chunk, itemsize, leaf)
         level = _zstd_level(self.compression)
         return chunk, RAW if level is None and self.read_chunk is None else Codec(
             self.read_chunk, level
+        )
+
+
+def _refuse_large(chunk: Shape, inside: Shape, itemsize: int, leaf: str) -> None:
+    """Refuse what a reader would not take: it must hold itself to bounds."""
+    if math.prod(chunk) * itemsize > LARGEST_CHUNK:
+        raise InvalidOption(
+            f"chunks of the shape {chunk} have more than {LARGEST_CHUNK >> 30} GiB: give a "
+            "smaller write_chunk that divides the shard",
+            leaf=leaf,
+        )
+    if cells(chunk, inside) > MOST_CHUNKS_INSIDE:
+        raise InvalidOption(
+            f"read_chunk={inside} makes more than {MOST_CHUNKS_INSIDE} chunks inside of each of "
+            f"{chunk}",
+            leaf=leaf,
         )
 
 

@@ -13,8 +13,9 @@ from typing import Final
 
 from absl import logging
 
-from ckptmgr.errors import DamagedStep, MissingFile, StorageError, TruncatedFile
-from ckptmgr.format.encoding import LARGEST_NOTE, decode_note, encode_note
+from ckptmgr.errors import DamagedStep, MissingFile, NoFile, StorageError, TruncatedFile
+from ckptmgr.format.bounds import LARGEST_RECORD
+from ckptmgr.format.encoding import decode_note, encode_note
 from ckptmgr.format.manifest import Note
 from ckptmgr.format.step import NOTES, StepInfo, nonce
 from ckptmgr.pipeline.commit import number
@@ -58,8 +59,15 @@ def unpin(storage: Storage, name: str) -> None:
 
 
 def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
-    """What is known of a step, with what its notes say. One that is damaged is logged."""
-    files = storage.files(f"{name}/{NOTES}")
+    """What is known of a step, with what its notes say. One that is damaged is logged.
+
+    A step whose notes cannot be listed counts as pinned, as it may be.
+    """
+    try:
+        files = storage.files(f"{name}/{NOTES}")
+    except NoFile as error:
+        logging.warning("the notes of step %s are left out: %s", info.step, error)
+        return replace(info, pinned=True)
     metrics, metadata = dict(info.metrics), dict(info.metadata)
     for file in files:
         if not file.endswith(_SUFFIX):
@@ -90,7 +98,7 @@ def read_note(storage: Storage, key: str) -> Note:
       DamagedStep: it is not what was written.
     """
     try:
-        data = storage.read(key, LARGEST_NOTE)
-    except TruncatedFile as error:
+        data = storage.read(key, LARGEST_RECORD)
+    except (NoFile, TruncatedFile) as error:
         raise DamagedStep(f"a note: {error.message}", file=error.file) from error
     return decode_note(data, f"{storage.root}/{key}")

@@ -18,8 +18,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ckptmgr.errors import DamagedStep, MissingFile, StorageError, TruncatedFile
+from ckptmgr.errors import (
+    DamagedStep,
+    MissingFile,
+    NoFile,
+    OutOfMemory,
+    StorageError,
+    TruncatedFile,
+)
 from ckptmgr.format import keypath, zarr
+from ckptmgr.format.bounds import LARGEST_METADATA
 from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import (
     ALIGNMENT,
@@ -38,7 +46,7 @@ from ckptmgr.pipeline.source import Found, Group, Index, Part, Request, Source
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
 
-_LARGEST_METADATA: Final = 1 << 20
+_LARGE: Final = 256 << 20  # bytes; to list its files costs nothing beside reading them
 _GAP: Final = 512  # bytes; the padding of small arrays is less than 64
 
 
@@ -134,7 +142,7 @@ class Reader:
         group = [want.path for want in wanted if want.entry.grid]
         if group and self._group:
             parts = _metadata(f"{self._name}/{ARRAYS}", self._group, group[0])
-            yield Request(_LARGEST_METADATA, lambda lease: Group({}, parts, lease, len(parts)))
+            yield Request(LARGEST_METADATA, lambda lease: Group({}, parts, lease, len(parts)))
 
     def _own(self, want: Wanted, grid: Grid) -> Request:
         """A large array: a buffer for each of its boxes, and one part a chunk."""
@@ -149,12 +157,8 @@ class Reader:
         directory = f"{self._name}/{ARRAYS}/{keypath.directory(want.path, entry.name)}"
 
         def make(lease: Lease) -> Group:
-            buffers = [
-                aligned(extent.items(box) * dtype.itemsize)
-                .view(dtype)
-                .reshape(extent.shape_of(box))
-                for box in want.boxes
-            ]
+            self._refuse_absent(want, grid, directory)
+            buffers = [_buffer(box, dtype, want.path) for box in want.boxes]
             parts = []
             for cell, proof in zip(zarr.grid(entry.shape, grid.chunk), grid.digests, strict=True):
                 here = tuple((s, s + n) for s, n in zip(cell.start, cell.shape, strict=True))
@@ -181,6 +185,16 @@ class Reader:
             return Group(found, parts, lease, len(parts))
 
         return Request(want.nbytes + aside + want.copied, make)
+
+    def _refuse_absent(self, want: Wanted, grid: Grid, directory: str) -> None:
+        """Find all files of a very large array before there is memory for it."""
+        if want.nbytes < _LARGE:
+            return
+        there = set(self._storage.files(directory))
+        for cell in zarr.grid(want.entry.shape, grid.chunk):
+            if cell.key not in there:
+                file = f"{self._storage.root}/{directory}/{cell.key}"
+                raise DamagedStep("a data file is missing", leaf=want.path, file=file)
 
     def _pack(self, pack: Pack, cell: int, members: list[_Member]) -> Request:
         """One chunk of a pack: a buffer that all its arrays are parts of, and one part a range."""
@@ -231,7 +245,7 @@ class Reader:
         file, leaf = f"{self._storage.root}/{part.key}", part.checks[0][3]
         try:
             target = self._read(part)
-        except (MissingFile, TruncatedFile) as error:
+        except (MissingFile, NoFile, TruncatedFile) as error:
             raise DamagedStep(
                 f"a data file: {error.message}", leaf=leaf, file=error.file
             ) from error
@@ -270,9 +284,9 @@ def _metadata(directory: str, proof: str, leaf: str) -> list[Part]:
     """The zarr.json of a directory: only other readers need it, but a step is whole or damaged."""
     if not proof:
         return []  # written before there were digests of it
-    checks = ((0, _LARGEST_METADATA, proof, leaf),)
+    checks = ((0, LARGEST_METADATA, proof, leaf),)
     key = f"{directory}/{zarr.METADATA}"
-    return [Part(key, _LARGEST_METADATA, checks, None, np.dtype("uint8"), (), whole=True)]
+    return [Part(key, LARGEST_METADATA, checks, None, np.dtype("uint8"), (), whole=True)]
 
 
 def _places(
@@ -300,6 +314,18 @@ def _ranges(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
         else:
             found.append((offset, offset + nbytes, 1))
     return found
+
+
+def _buffer(box: Extent, dtype: np.dtype, leaf: str) -> np.ndarray:
+    nbytes = extent.items(box) * dtype.itemsize
+    try:
+        return aligned(nbytes).view(dtype).reshape(extent.shape_of(box))
+    except (MemoryError, ValueError) as error:
+        raise OutOfMemory(
+            f"{nbytes} bytes of memory are not to be had: load a part with select=, or spread "
+            "the array with shardings=",
+            leaf=leaf,
+        ) from error
 
 
 def aligned(nbytes: int) -> np.ndarray:

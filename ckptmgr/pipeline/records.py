@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ckptmgr.errors import DamagedStep, MissingFile, TruncatedFile
-from ckptmgr.format.encoding import LARGEST_MANIFEST, LARGEST_RECORD, decode_manifest, decode_record
+from ckptmgr.errors import DamagedStep, MissingFile, NoFile, TruncatedFile
+from ckptmgr.format import bounds
+from ckptmgr.format.encoding import decode_manifest, decode_record
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD, MANIFEST
 from ckptmgr.storage.base import Storage
@@ -21,8 +22,8 @@ def read_record(storage: Storage, name: str) -> CommitRecord:
 
 def _record_bytes(storage: Storage, name: str) -> bytes:
     try:
-        return storage.read(f"{name}/{COMMIT_RECORD}", LARGEST_RECORD)
-    except TruncatedFile as error:
+        return storage.read(f"{name}/{COMMIT_RECORD}", bounds.LARGEST_RECORD)
+    except (NoFile, TruncatedFile) as error:
         raise DamagedStep(f"the commit record: {error.message}", file=error.file) from error
 
 
@@ -32,12 +33,18 @@ def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest
     Raises:
       DamagedStep: it is missing or not what was committed.
     """
-    key = f"{name}/{MANIFEST}"
+    key, size = f"{name}/{MANIFEST}", record.manifest_nbytes
+    file = f"{storage.root}/{key}"
+    room = bounds.room()
     try:
-        data = storage.read(key, LARGEST_MANIFEST)
-    except (MissingFile, TruncatedFile) as error:
+        if 4 * size > room:
+            room = bounds.room(storage.nbytes(name) - size)
+        if size > min(bounds.LARGEST_MANIFEST, room // 2):
+            raise DamagedStep(f"a manifest of {size} bytes is more than a reader takes", file=file)
+        data = storage.read(key, size)
+    except (MissingFile, NoFile, TruncatedFile) as error:
         raise DamagedStep(f"the manifest: {error.message}", file=error.file) from error
-    return decode_manifest(data, record, f"{storage.root}/{key}")
+    return decode_manifest(data, record, file, room)
 
 
 def read_both(storage: Storage, name: str) -> tuple[bytes, CommitRecord, Manifest]:

@@ -12,13 +12,14 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import anyio.to_thread
 import numpy as np
 
 from ckptmgr.errors import CheckpointError, DamagedStep, StorageError, UnsupportedFormat
 from ckptmgr.format import keypath, zarr
+from ckptmgr.format.bounds import LARGEST_METADATA
 from ckptmgr.format.digest import chunk_checksum, digest
 from ckptmgr.format.manifest import ArrayEntry, Grid, Manifest
 from ckptmgr.format.step import ARRAYS, NOTES, PACKS
@@ -29,8 +30,6 @@ from ckptmgr.pipeline.notes import is_note, read_note
 from ckptmgr.pipeline.records import read_both
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
-
-_LARGEST_METADATA: Final = 1 << 20
 
 
 class Problem(NamedTuple):
@@ -156,7 +155,7 @@ def _checks(storage: Storage, name: str, manifest: Manifest) -> Iterator[_Check]
 
 
 def _metadata(directory: str, proof: str, leaf: str | None) -> _Check:
-    return _Check(f"{directory}/{zarr.METADATA}", _LARGEST_METADATA, leaf, whole=proof)
+    return _Check(f"{directory}/{zarr.METADATA}", LARGEST_METADATA, leaf, whole=proof)
 
 
 def _chunks(directory: str, path: str, array: ArrayEntry, grid: Grid) -> Iterator[_Check]:

@@ -18,6 +18,7 @@ from ckptmgr.storage.files import (
     DIRECTORY_MODE,
     blocks,
     opened,
+    refuse_links,
     remove_tree,
     translated,
     write_new,
@@ -81,13 +82,14 @@ class LocalAttempt:
         """A hard link; a copy where the file system, or the owner of the file, allows none."""
         source, full = os.path.join(self._root, key), os.path.join(self.directory, path)
         with translated(source):
+            refuse_links(self._root, key)  # nor may the file itself be one
             self._make(os.path.dirname(full))
             try:
                 os.link(source, full, follow_symlinks=False)
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
-                with opened(source) as descriptor:
+                with opened(self._root, key) as descriptor:
                     self._write(path, lambda: blocks(descriptor))
 
     def _write(self, path: str, batches: Callable[[], Iterable[Sequence[Bytes]]]) -> None:

@@ -3,7 +3,7 @@
 A store holds named steps; a key is `<step name>/<path>`. A step comes into being in an
 attempt, where its files are put one by one, and becomes visible all at once when the
 attempt is published. An attempt that is left unpublished leaves nothing behind. Every
-failure is one of ours: MissingFile, TruncatedFile, NoSpace, StepExists, StorageError.
+failure is one of ours: MissingFile, NoFile, TruncatedFile, NoSpace, StepExists, StorageError.
 Calls block and come from several threads at a time, never from the event loop's.
 """
 
@@ -94,6 +94,9 @@ class Storage(Protocol):
 
     def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
         """Fill `buffer` from `offset` on, of a file that must be `size` bytes long."""
+
+    def nbytes(self, name: str) -> int:
+        """The bytes of all files of a step."""
 
     def attempt(self, name: str) -> AbstractContextManager[Attempt]:
         """Begin a step of this name."""

@@ -6,9 +6,17 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckptmgr.errors import CheckpointError, MissingFile, NoSpace, StorageError, TruncatedFile
+from ckptmgr.errors import (
+    CheckpointError,
+    MissingFile,
+    NoFile,
+    NoSpace,
+    StorageError,
+    TruncatedFile,
+)
 from ckptmgr.storage.base import Bytes, refuse_foreign
 
 DIRECTORY_MODE = 0o700
@@ -41,6 +49,10 @@ def translated(path: str) -> Iterator[None]:
         file = error.filename or path
         if isinstance(error, FileNotFoundError):
             raise MissingFile("this file is missing", file=file) from error
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise NoFile(
+                "there is a link, or no directory, on the way to this file", file=file
+            ) from error
         if error.errno in _NO_SPACE:
             raise NoSpace(
                 f"{error.strerror}: free some space or keep fewer steps", file=file
@@ -51,16 +63,44 @@ def translated(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A file open for reading, never through a link."""
+def opened(root: str, key: str) -> Iterator[int]:
+    """A regular file under `root` open for reading, never through a link."""
+    path = os.path.join(root, key)
     with translated(path):
+        refuse_links(root, os.path.dirname(key))
         # NONBLOCK: a FIFO in the place of a file must not hang the reader.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(path, flags)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NoFile("this is no regular file", file=path)
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def refuse_links(root: str, key: str) -> None:
+    """Refuse to go through links under `root`: a step holds none, and they lead out of it.
+
+    Raises:
+      NoFile: one of the directories of `key` is a link.
+    """
+    path = root
+    for part in filter(None, key.split("/")):
+        path = os.path.join(path, part)
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            raise NoFile("this is a link, not a directory", file=path)
+
+
+def read_whole(descriptor: int, size: int, path: str) -> bytes:
+    """The bytes of an open file of this size."""
+    data = os.pread(descriptor, size, 0)
+    while len(data) < size:
+        more = os.pread(descriptor, size - len(data), len(data))
+        if not more:
+            raise TruncatedFile(f"the file ends at byte {len(data)}", file=path)
+        data += more
+    return data
 
 
 def blocks(descriptor: int) -> Iterator[list[bytes]]:
@@ -122,4 +162,7 @@ def remove_tree(path: str) -> None:
             raise info[1]
 
     with translated(path):
-        shutil.rmtree(path, onerror=tell)
+        if os.path.islink(path):
+            os.unlink(path)  # nothing of ours: what it leads to is not touched
+        else:
+            shutil.rmtree(path, onerror=tell)

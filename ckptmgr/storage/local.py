@@ -14,6 +14,8 @@ from ckptmgr.storage.files import (
     DIRECTORY_MODE,
     fill,
     opened,
+    read_whole,
+    refuse_links,
     remove_tree,
     sync_directory,
     translated,
@@ -68,20 +70,18 @@ class LocalStorage:
     def read(self, key: str, limit: int, *, fresh: bool = False) -> bytes:
         """The whole file, refused unread where it is larger than `limit`."""
         path = os.path.join(self.root, key)
-        with opened(path) as descriptor:
+        with opened(self.root, key) as descriptor:
             if fresh:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             size = os.fstat(descriptor).st_size
             if size > limit:
                 raise TruncatedFile(f"{size} bytes where at most {limit} are allowed", file=path)
-            data = bytearray(size)
-            fill(descriptor, memoryview(data), 0, path)
-            return bytes(data)
+            return read_whole(descriptor, size, path)
 
     def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
         """One open, preadv until the buffer is full, one close."""
         path = os.path.join(self.root, key)
-        with opened(path) as descriptor:
+        with opened(self.root, key) as descriptor:
             found = os.fstat(descriptor).st_size
             if found != size:
                 raise TruncatedFile(f"{found} bytes long, not {size}", file=path)
@@ -114,9 +114,18 @@ class LocalStorage:
         """A shared lock on its commit record, in this process too."""
         with (
             translated(os.path.join(self.root, name)),
-            lock.shared(os.path.join(self.root, name, COMMIT_RECORD)),
+            lock.shared(self.root, f"{name}/{COMMIT_RECORD}"),
         ):
             yield
+
+    def nbytes(self, name: str) -> int:
+        """Their sizes, whatever the file system needs for them."""
+        with translated(os.path.join(self.root, name)):
+            return sum(
+                os.lstat(os.path.join(directory, file)).st_size
+                for directory, _, files in os.walk(os.path.join(self.root, name))
+                for file in files
+            )
 
     def delete(self, name: str) -> None:
         """Rename to a trash name, sync, then remove."""
@@ -137,6 +146,7 @@ class LocalStorage:
         with translated(path):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, DIRECTORY_MODE)
+            refuse_links(self.root, os.path.dirname(key))
             sync_directory(os.path.dirname(directory))  # whoever made it may have died
             try:
                 write_new(new, [[data]])
@@ -151,6 +161,7 @@ class LocalStorage:
         """Unlink, and sync the directory."""
         path = os.path.join(self.root, key)
         with translated(path):
+            refuse_links(self.root, os.path.dirname(key))
             os.unlink(path)
             sync_directory(os.path.dirname(path))
 
@@ -158,6 +169,7 @@ class LocalStorage:
         """What is in a directory of a step; nothing where there is none."""
         with translated(key):
             try:
+                refuse_links(self.root, key)
                 return sorted(os.listdir(os.path.join(self.root, key)))
             except FileNotFoundError:
                 return []

@@ -12,14 +12,18 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 
 from absl import logging
 
 from ckptmgr.errors import DirectoryLocked, StepDeleted, StepExists, StepHeld, StorageError
+from ckptmgr.storage.files import refuse_links
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+# Nothing is in its place, or a link, a directory, a socket.
+_NO_RECORD = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO})
 _HELD: set[int] = set()  # the descriptors of locks, for a forked child to close
 
 
@@ -77,6 +81,8 @@ def exclusive_lock(path: str) -> Iterator[None]:
                 "locks two writers would not know of each other",
                 file=path,
             ) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StorageError("the lock is no regular file; remove it", file=path)
         os.ftruncate(descriptor, 0)
         since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         text = f"host {socket.gethostname()}, pid {os.getpid()}, since {since}\n"
@@ -85,17 +91,19 @@ def exclusive_lock(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shared(record: str) -> Iterator[None]:
-    """Keep the step whose commit record is the file `record` from being deleted or replaced.
+def shared(root: str, key: str) -> Iterator[None]:
+    """Keep the step whose commit record is the file `key` from being deleted or replaced.
 
     Waits while somebody else deletes or replaces it, which is a rename long.
 
     Raises:
       StepDeleted: it is no longer there.
     """
+    record = os.path.join(root, key)
     while True:
         with contextlib.ExitStack() as stack:
             try:
+                refuse_links(root, os.path.dirname(key))
                 descriptor = stack.enter_context(_descriptor(record, os.O_RDONLY))
             except FileNotFoundError as error:
                 raise StepDeleted("the step was deleted", file=record) from error
@@ -128,7 +136,9 @@ def exclusively(record: str, former: bytes | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             descriptor = stack.enter_context(_descriptor(record, os.O_RDWR))
-        except FileNotFoundError as error:
+        except OSError as error:
+            if error.errno not in _NO_RECORD:
+                raise
             if former is not None:
                 raise StepExists("it was removed meanwhile", file=record) from error
             yield  # no commit record, no step
@@ -143,12 +153,9 @@ def exclusively(record: str, former: bytes | None) -> Iterator[None]:
             if error.errno not in _NO_LOCKS:
                 raise
         # What was opened may have been replaced before it was locked.
-        if not _is_at(descriptor, record):
+        same = former is None or os.pread(descriptor, len(former) + 1, 0) == former
+        if not (same and _is_at(descriptor, record)):
             raise StepExists("it was changed meanwhile; try again", file=record)
-        if former is not None:
-            with open(record, "rb") as now:
-                if now.read() != former:
-                    raise StepExists("it was changed meanwhile; try again", file=record)
         yield
 
 

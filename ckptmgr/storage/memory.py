@@ -86,6 +86,10 @@ class MemoryStorage:
             raise TruncatedFile(f"the file ends at byte {size}", file=key)
         buffer[:] = data[offset : offset + len(buffer)]
 
+    def nbytes(self, name: str) -> int:
+        """Of those that are there."""
+        return sum(map(len, self.steps.get(name, {}).values()))
+
     def attempt(self, name: str) -> contextlib.AbstractContextManager[MemoryAttempt]:
         """Files kept aside until they are published."""
         return self._attempt(name)

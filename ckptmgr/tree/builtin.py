@@ -149,11 +149,11 @@ class NumpyBits(Handler):
 
     def handles(self, leaf: Any) -> bool:
         """Exactly numpy's own classes, of these dtypes in the machine's byte order."""
-        return (
-            (leaf.dtype.char in "gG" or leaf.dtype.kind in "mM")
-            and leaf.dtype.isnative
-            and (type(leaf) is np.ndarray or leaf.dtype.type is type(leaf))
-        )
+        own = type(leaf) is np.ndarray or leaf.dtype.type is type(leaf)
+        return own and self._takes(leaf.dtype)
+
+    def _takes(self, dtype: Any) -> bool:
+        return (dtype.char in "gG" or dtype.kind in "mM") and bool(dtype.isnative)
 
     def encode(self, leaf: np.ndarray | np.generic) -> Encoded:
         """The dtype, the digits of the machine's long double, whether it is a scalar; the bytes."""
@@ -188,7 +188,7 @@ class NumpyBits(Handler):
     def _described(self, value: tuple[str, int, bool], stored: Shape) -> tuple[Any, Shape, bool]:
         name, digits, scalar = value
         dtype = np.dtype(name)
-        if dtype.hasobject or (dtype.char in "gG" and digits != _LONG_DIGITS):
+        if not self._takes(dtype) or (dtype.char in "gG" and digits != _LONG_DIGITS):
             raise ValueError(f"this machine has another {name}")
         return dtype, stored[:-1], scalar
 

@@ -17,7 +17,7 @@ import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from ckptmgr.errors import DamagedStep, UndecodableLeaf, UnsupportedLeaf
-from ckptmgr.format import keypath
+from ckptmgr.format import consistency, keypath
 from ckptmgr.format.manifest import (
     CustomNode,
     DictNode,
@@ -118,11 +118,15 @@ def describe(tree: object, treedef: PyTreeDef) -> Node:
     """
     numbers = iter(range(treedef.num_leaves))
     try:
-        return _describe(treedef, lambda: next(numbers))
+        node = _describe(treedef, lambda: next(numbers))
     except RecursionError as error:
         raise UnsupportedLeaf("the tree is nested too deep to be stored") from error
     except _Unstorable as error:
         raise UnsupportedLeaf(error.message, leaf=locate(tree, error.cls)) from error.__cause__
+    fault = consistency.of_structure(node)
+    if fault:
+        raise UnsupportedLeaf(f"the tree cannot be stored: {fault.what}")
+    return node
 
 
 class _Unstorable(Exception):  # it never leaves this file
@@ -340,10 +344,8 @@ class _Builder:
 
 def _child_keys(node: Node) -> Sequence[object]:
     """The keys of a node's children, or their places."""
-    if isinstance(node, DictNode):
-        return [from_json(key) for key in node.keys]
-    if isinstance(node, NamedTupleNode):
-        return node.fields
+    if isinstance(node, DictNode | ListNode | TupleNode | NamedTupleNode):
+        return consistency.keys_of(node)
     return () if isinstance(node, int | NoneNode) else range(len(node.children))
 
 

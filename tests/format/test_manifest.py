@@ -67,7 +67,7 @@ def test_a_newer_format_says_so_even_where_its_fields_are_unknown() -> None:
 
 def parts(*boxes: tuple[tuple[int, int], ...] | None) -> tuple[m.PackedBox, ...]:
     """Parts of the array, one after the other in the pack."""
-    return tuple(m.PackedBox(0, 0, "00", box) for box in boxes)
+    return tuple(m.PackedBox(0, 16 * place, "00", box) for place, box in enumerate(boxes))
 
 
 def test_parts_of_an_array_that_make_it_up_are_accepted() -> None:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-_SECONDS = 150
+_SECONDS = 120
+_PORTS = range(20_000, 30_000)  # none that the system gives to a connection meanwhile
 
 
 def free_port() -> int:
     """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def launch(  # a job is told by these
@@ -44,6 +53,7 @@ def launch(  # a job is told by these
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "XLA_FLAGS": "",
+        "PYTHONFAULTHANDLER": "1",
     }
     command = [sys.executable, "-m", "tests.multiprocess.programs", program, str(port), str(count)]
     started = [
@@ -57,16 +67,33 @@ def launch(  # a job is told by these
         )
         for index in range(count)
     ]
-    try:
-        said = [process.communicate(timeout=_SECONDS) for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    wanted = ends or [0] * count
+    with ThreadPoolExecutor(count) as threads:
+        hearing = [threads.submit(_heard, *pair, started) for pair in zip(started, wanted)]
+    said = [heard.result() for heard in hearing]
     found = []
-    for process, (out, err), code in zip(started, said, ends or [0] * count, strict=True):
+    for process, (out, err), code in zip(started, said, wanted, strict=True):
         assert code in (None, process.returncode), (
             f"exit {process.returncode}\n{out}\n{err[-6000:]}"
         )
         lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
         found.append(json.loads(lines[-1].removeprefix("RESULT ")) if lines else {})
     return found
+
+
+def _heard(
+    process: subprocess.Popen[str], code: int | None, job: Sequence[subprocess.Popen[str]]
+) -> tuple[str, str]:
+    """What a process says until it ends. One that ends as it should not ends the whole job.
+
+    The others would wait for it for minutes; and so they would where all wait for each other.
+    """
+    try:
+        return process.communicate(timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # faulthandler is on: it says where it stands
+        return process.communicate()
+    finally:
+        if code not in (None, process.returncode):
+            for other in job:
+                other.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -630,8 +631,12 @@ def killed(directory: str, stage: str, victim: str) -> dict[str, Any]:
     manager = CheckpointManager(directory, storage=storage, coordinator=Coordinator(timeout=3))
     manager.save(1, leaves).result()
     storage.kind, storage.stage = "killed", stage if mine else ""
+    mark = open(f"{directory}.alive", "w")  # closed by the end of the process alone
+    fcntl.flock(mark, fcntl.LOCK_SH)
     error = failed(lambda: manager.save(2, leaves).result())
     print("RESULT", json.dumps({"error": error}), flush=True)
+    if jax.process_index() == 0:
+        fcntl.flock(mark, fcntl.LOCK_EX)  # the others hear of it through this process
     os._exit(0)  # jax would wait for who is gone
 
 

@@ -33,6 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for name in NAMES:
         counting(os, name, name)
+    counting(os, "pread", "preadv")
     counting(rename, "renameat2", "rename")
     return counted
 

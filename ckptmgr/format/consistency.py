@@ -1,0 +1,273 @@
+"""What is impossible about a commit record, a note or a manifest, whoever wrote it. Pure.
+
+Digests prove that a file is the one that was written, not that an honest hand wrote it:
+every number is checked against the others, in integers that cannot overflow, before
+anything is allocated, opened or repeated by it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ckptmgr.format import keypath, zarr
+from ckptmgr.format.bounds import (
+    LARGEST_CHUNK,
+    LATEST_TIME,
+    MOST_AXES,
+    MOST_CELLS,
+    MOST_CHUNKS_INSIDE,
+    MOST_CLASSES,
+    MOST_FIELDS,
+    MOST_LEVELS,
+)
+from ckptmgr.format.manifest import (
+    ArrayEntry,
+    CommitRecord,
+    DictNode,
+    Grid,
+    LeafEntry,
+    ListNode,
+    Manifest,
+    NamedTupleNode,
+    Node,
+    NoneNode,
+    Note,
+    Pack,
+    PackedBox,
+    TupleNode,
+    leaf_indices,
+    per_process,
+)
+from ckptmgr.format.scalar import from_json
+from ckptmgr.format.step import LARGEST_STEP
+from ckptmgr.format.zarr import Shape
+
+_MOST_BYTES = 2**63  # what numpy and jax can count
+
+
+class Fault(NamedTuple):
+    """What is impossible, and about which leaf."""
+
+    what: str
+    leaf: str | None = None
+
+
+def of_record(record: CommitRecord) -> Fault | None:
+    """What is impossible about a commit record."""
+    counts = (record.nbytes, record.leaves, record.manifest_nbytes)
+    if record.step is not None and not 0 <= record.step <= LARGEST_STEP:
+        return Fault("an impossible step")
+    if not all(0 <= count < _MOST_BYTES for count in counts):
+        return Fault("an impossible size")
+    return of_note(record)
+
+
+def of_note(note: Note | CommitRecord) -> Fault | None:
+    """What is impossible about a note."""
+    return None if 0 <= note.time <= LATEST_TIME else Fault("an impossible time")
+
+
+def of_manifest(manifest: Manifest) -> Fault | None:
+    """What is impossible about a manifest."""
+    fault = _of_packs(manifest.packs) or of_structure(manifest.structure)
+    if fault:
+        return fault
+    if sorted(leaf_indices(manifest.structure)) != list(range(len(manifest.leaves))):
+        return Fault("the structure does not name each leaf once")
+    packs = {pack.process: pack for pack in manifest.packs}
+    if len({leaf.path for leaf in manifest.leaves}) != len(manifest.leaves):
+        return Fault("two leaves have the same path")
+    for leaf in manifest.leaves:
+        what = _of_leaf(leaf, packs)
+        if what:
+            return Fault(what, leaf.path)
+    return _of_places(manifest) or _of_paths(manifest)
+
+
+def _of_packs(packs: Sequence[Pack]) -> Fault | None:
+    if len({pack.process for pack in packs}) != len(packs):
+        return Fault("two packs of one process")
+    for pack in packs:
+        sound = pack.process >= 0 and 1 <= pack.chunk <= LARGEST_CHUNK
+        if not (sound and 0 <= pack.nbytes <= MOST_CELLS * pack.chunk):
+            return Fault("a pack has an impossible size")
+    return None
+
+
+def of_structure(structure: Node) -> Fault | None:
+    """What is impossible about a structure, or could not be made again."""
+    if _levels(structure) > MOST_LEVELS:
+        return Fault(f"it is nested deeper than {MOST_LEVELS} levels")
+    if any(per_process(child) for node in per_process(structure) for child in node.children):
+        return Fault("what one process has for itself lies in another such")
+    classes = set()
+    for node in _nodes(structure):
+        if isinstance(node, DictNode) and len(node.keys) != len(node.children):
+            return Fault("a dict has other keys than children")
+        if isinstance(node, NamedTupleNode):
+            classes.add((node.name, node.fields))
+            if len(node.fields) != len(node.children) or len(node.fields) > MOST_FIELDS:
+                return Fault(f"a namedtuple has other fields than children, or over {MOST_FIELDS}")
+    if len(classes) > MOST_CLASSES:
+        return Fault(f"it has more than {MOST_CLASSES} classes of namedtuples")
+    return None
+
+
+def _children(node: Node) -> Sequence[Node]:
+    return () if isinstance(node, int | NoneNode) else node.children
+
+
+def _nodes(structure: Node) -> Iterator[Node]:
+    stack = [structure]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(_children(node))
+
+
+def _levels(structure: Node) -> int:
+    """How deep it is; no deeper than needs to be known."""
+    level: list[Node] = [structure]
+    for depth in range(MOST_LEVELS + 1):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return depth
+    return MOST_LEVELS + 1
+
+
+def _of_leaf(leaf: LeafEntry, packs: dict[int, Pack]) -> str | None:
+    if len({array.name for array in leaf.arrays}) != len(leaf.arrays):
+        return "two of its arrays have the same name"
+    return next((what for array in leaf.arrays if (what := _of_array(array, packs))), None)
+
+
+def _of_array(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
+    if array.dtype not in zarr.DTYPES:
+        return f"unknown dtype {array.dtype!r}"
+    itemsize = zarr.DTYPES[array.dtype].itemsize
+    # Axes without items do not make the others harmless: numpy and jax multiply them all.
+    if len(array.shape) > MOST_AXES or not all(n >= 0 for n in array.shape):
+        return "an impossible shape"
+    if math.prod(max(n, 1) for n in array.shape) * itemsize >= _MOST_BYTES:
+        return "an impossible shape"
+    if (array.grid is not None) + bool(array.packed) != (array.nbytes > 0):
+        return "its bytes must lie in exactly one place"
+    what = _of_grid(array.shape, array.grid, itemsize) if array.grid else None
+    if what or not array.packed:
+        return what
+    if not _tiled(array.shape, [box.box for box in array.packed]):
+        return "its boxes do not make it up"
+    return next((what for box in array.packed if (what := _of_box(array, box, packs))), None)
+
+
+def _of_box(array: ArrayEntry, box: PackedBox, packs: dict[int, Pack]) -> str | None:
+    pack, nbytes = packs.get(box.pack), array.nbytes_of(box)
+    if pack is None or box.offset < 0 or box.offset + nbytes > pack.nbytes:
+        return "it lies outside its pack"
+    if box.offset % pack.chunk + nbytes > pack.chunk:
+        return "it crosses the chunks of its pack"
+    return None
+
+
+def _tiled(shape: Shape, boxes: list[tuple[tuple[int, int], ...] | None]) -> bool:
+    """Whether boxes make up the whole of a shape, and none of it twice.
+
+    They are all of one extent, the shards of an array: different cells of one grid, as many
+    as it has.
+    """
+    if boxes == [None]:
+        return True
+    cells, first = set(), boxes[0] or ()
+    for box in boxes:
+        if not box or len(box) != len(shape):  # an array without axes has no parts
+            return False
+        for (start, stop), (low, high), n in zip(box, first, shape, strict=True):
+            edge = high - low
+            if edge < 1 or stop - start != edge or start % edge or not 0 <= start <= n - edge:
+                return False
+        cells.add(box)
+    whole = math.prod(n // (high - low) for n, (low, high) in zip(shape, first, strict=True))
+    exact = all(n % (high - low) == 0 for n, (low, high) in zip(shape, first, strict=True))
+    return exact and len(cells) == len(boxes) == whole
+
+
+def _of_grid(shape: Shape, grid: Grid, itemsize: int) -> str | None:
+    chunk = grid.chunk
+    if len(chunk) != len(shape) or any(
+        not 1 <= edge <= max(n, 1) for edge, n in zip(chunk, shape, strict=True)
+    ):
+        return "its chunks do not fit its shape"
+    if math.prod(chunk) * itemsize > LARGEST_CHUNK:
+        return "its chunks are too large"
+    if len(grid.digests) != zarr.cells(shape, chunk):
+        return "its digests do not match its chunks"
+    if grid.codec.zstd is not None and grid.codec.zstd not in zarr.ZSTD_LEVELS:
+        return "an impossible level of zstd"
+    inside = grid.codec.read_chunk or chunk
+    if len(inside) != len(chunk) or any(
+        edge < 1 or whole % edge for edge, whole in zip(inside, chunk, strict=True)
+    ):
+        return "the chunks inside do not divide its chunks"
+    if zarr.cells(chunk, inside) > MOST_CHUNKS_INSIDE:
+        return "too many chunks inside its chunks"
+    return None
+
+
+def _of_places(manifest: Manifest) -> Fault | None:
+    """Two arrays in one place."""
+    directories: set[str] = set()
+    spans: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    for leaf in manifest.leaves:
+        for array in leaf.arrays:
+            if array.grid:
+                directory = keypath.directory(leaf.path, array.name)
+                if directory in directories:
+                    return Fault("two arrays share a directory", leaf.path)
+                directories.add(directory)
+            for box in array.packed:
+                span = (box.offset, box.offset + array.nbytes_of(box), leaf.path)
+                spans[box.pack].append(span)
+    for found in spans.values():
+        found.sort()
+        for (_, stop, _), (start, _, path) in itertools.pairwise(found):
+            if start < stop:
+                return Fault("it overlaps another in its pack", path)
+    return None
+
+
+def _of_paths(manifest: Manifest) -> Fault | None:
+    """A leaf whose path is not that of its place in the structure.
+
+    Which keys lead on from a node of a class is for that class to say.
+    """
+    stack: list[tuple[Node, tuple[object, ...]]] = [(manifest.structure, ())]
+    while stack:
+        node, path = stack.pop()
+        if isinstance(node, int):
+            leaf = manifest.leaves[node]
+            if leaf.path != keypath.join(path):
+                return Fault(f"it lies at {keypath.join(path)!r} in the structure", leaf.path)
+        elif isinstance(node, DictNode | ListNode | TupleNode | NamedTupleNode):
+            try:
+                keys = keys_of(node)
+            except (ValueError, RecursionError) as error:
+                return Fault(f"a dict has an impossible key: {error}")
+            stack.extend(
+                (child, (*path, key)) for key, child in zip(keys, node.children, strict=True)
+            )
+    return None
+
+
+def keys_of(node: DictNode | ListNode | TupleNode | NamedTupleNode) -> Sequence[object]:
+    """The keys that lead to the children of a node.
+
+    Raises:
+      ValueError: those of a dict are no values.
+    """
+    if isinstance(node, DictNode):
+        return [from_json(key) for key in node.keys]
+    return node.fields if isinstance(node, NamedTupleNode) else range(len(node.children))
