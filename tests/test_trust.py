@@ -629,12 +629,12 @@ def test_a_data_file_that_cannot_be_read_is_damage(
     saved(run, 1, 2)
     bad, real = str(chunk(run, 2)), os.preadv
 
-    def pread(descriptor: int, length: int, offset: int) -> bytes:
+    def preadv(descriptor: int, buffers: Any, offset: int) -> int:
         if os.readlink(f"/proc/self/fd/{descriptor}") == bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(descriptor, length, offset)
+        return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(os, "preadv", preadv)
     with CheckpointManager(run) as manager:
         assert manager.restore()["n"] == 1
         assert manager.latest_step() == 1

@@ -69,7 +69,9 @@ def launch(  # a job is told by these
     ]
     wanted = ends or [0] * count
     with ThreadPoolExecutor(count) as threads:
-        hearing = [threads.submit(_heard, *pair, started) for pair in zip(started, wanted)]
+        hearing = [
+            threads.submit(_heard, *pair, started) for pair in zip(started, wanted, strict=True)
+        ]
     said = [heard.result() for heard in hearing]
     found = []
     for process, (out, err), code in zip(started, said, wanted, strict=True):

@@ -631,7 +631,7 @@ def killed(directory: str, stage: str, victim: str) -> dict[str, Any]:
     manager = CheckpointManager(directory, storage=storage, coordinator=Coordinator(timeout=3))
     manager.save(1, leaves).result()
     storage.kind, storage.stage = "killed", stage if mine else ""
-    mark = open(f"{directory}.alive", "w")  # closed by the end of the process alone
+    mark = os.open(f"{directory}.alive", os.O_RDWR | os.O_CREAT)  # until the process ends
     fcntl.flock(mark, fcntl.LOCK_SH)
     error = failed(lambda: manager.save(2, leaves).result())
     print("RESULT", json.dumps({"error": error}), flush=True)
