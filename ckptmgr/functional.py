@@ -251,7 +251,7 @@ def _place(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
     where = local_path(path)
     if not os.path.isdir(where):
         raise NoSuchStep("there is no such directory", file=where)
-    if os.path.exists(os.path.join(where, COMMIT_RECORD)):
+    if os.path.lexists(os.path.join(where, COMMIT_RECORD)):
         root, name = os.path.split(os.path.realpath(where))
         return LocalStorage(root), name
     return LocalStorage(where), ""

@@ -93,7 +93,7 @@ class Steps:
         async def work() -> object:
             # What it says is of the step that is kept there meanwhile, and of no later one.
             async with left_in_thread(self._storage.reading(step_name(number))):
-                report = await verify(self._storage, step_name(number), self._limiter)
+                report = await verify(self._storage, step_name(number), self._limiter, number)
                 if report.whole:
                     await anyio.to_thread.run_sync(self._catalog.recover, number)
                 else:

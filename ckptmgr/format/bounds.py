@@ -13,6 +13,8 @@ LARGEST_RECORD: Final = 16 << 20  # bytes, as of a note
 LARGEST_MANIFEST: Final = 1 << 30
 LARGEST_METADATA: Final = 1 << 20  # of a zarr.json
 LARGEST_CHUNK: Final = 1 << 36
+LARGEST_SHARD: Final = 1 << 30  # a chunk with chunks inside, which TensorStore holds at once
+LARGEST_ZIPPED: Final = 32 << 20  # a compressed chunk, of which a few bytes make all; four at once
 MOST_CHUNKS_INSIDE: Final = 1 << 20  # of a chunk, each with an entry in its index
 MOST_CELLS: Final = 1 << 20  # chunks of a pack
 MOST_AXES: Final = 64  # numpy's limit
@@ -30,6 +32,11 @@ _ROOM_PER_BYTE: Final = 4
 def room(data_nbytes: int = 0) -> int:
     """The bytes of memory that what describes this much data may take when it is parsed."""
     return _ROOM + _ROOM_PER_BYTE * data_nbytes
+
+
+def largest_chunk(*, zipped: bool, inside: bool) -> int:
+    """The most bytes of a chunk before its codec."""
+    return LARGEST_ZIPPED if zipped else LARGEST_SHARD if inside else LARGEST_CHUNK
 
 
 def cost(text: bytes) -> int:

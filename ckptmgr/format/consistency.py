@@ -23,10 +23,12 @@ from ckptmgr.format.bounds import (
     MOST_CLASSES,
     MOST_FIELDS,
     MOST_LEVELS,
+    largest_chunk,
 )
 from ckptmgr.format.manifest import (
     ArrayEntry,
     CommitRecord,
+    CustomNode,
     DictNode,
     Grid,
     LeafEntry,
@@ -38,15 +40,22 @@ from ckptmgr.format.manifest import (
     Note,
     Pack,
     PackedBox,
+    PerProcessNode,
+    RegisteredNode,
+    ShardingEntry,
     TupleNode,
     leaf_indices,
     per_process,
 )
-from ckptmgr.format.scalar import from_json
+from ckptmgr.format.scalar import JSON, from_json
 from ckptmgr.format.step import LARGEST_STEP
 from ckptmgr.format.zarr import Shape
 
+_AXIS_TYPES = frozenset({"Auto", "Explicit", "Manual"})  # jax's
 _MOST_BYTES = 2**63  # what numpy and jax can count
+
+
+_KEYED = DictNode | ListNode | TupleNode | NamedTupleNode
 
 
 class Fault(NamedTuple):
@@ -68,7 +77,26 @@ def of_record(record: CommitRecord) -> Fault | None:
 
 def of_note(note: Note | CommitRecord) -> Fault | None:
     """What is impossible about a note."""
-    return None if 0 <= note.time <= LATEST_TIME else Fault("an impossible time")
+    if not 0 <= note.time <= LATEST_TIME:
+        return Fault("an impossible time")
+    for name, value in note.metrics.items():
+        try:
+            metric(value)
+        except (ValueError, OverflowError, RecursionError):
+            return Fault(f"the metric {name!r} is no number")
+    return None
+
+
+def metric(value: JSON) -> float:
+    """A metric as it is stored, for people.
+
+    Raises:
+      ValueError, OverflowError: it is no number.
+    """
+    number = from_json(value)
+    if not isinstance(number, int | float):
+        raise ValueError(f"a metric is a number, not {number!r}")  # noqa: TRY004  # it is data
+    return float(number)
 
 
 def of_manifest(manifest: Manifest) -> Fault | None:
@@ -140,6 +168,10 @@ def _levels(structure: Node) -> int:
 
 
 def _of_leaf(leaf: LeafEntry, packs: dict[int, Pack]) -> str | None:
+    try:
+        from_json(leaf.value)
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"an impossible value: {error}"
     if len({array.name for array in leaf.arrays}) != len(leaf.arrays):
         return "two of its arrays have the same name"
     return next((what for array in leaf.arrays if (what := _of_array(array, packs))), None)
@@ -148,6 +180,8 @@ def _of_leaf(leaf: LeafEntry, packs: dict[int, Pack]) -> str | None:
 def _of_array(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
     if array.dtype not in zarr.DTYPES:
         return f"unknown dtype {array.dtype!r}"
+    if array.sharding and _is_impossible(array.sharding, len(array.shape)):
+        return "an impossible sharding"
     itemsize = zarr.DTYPES[array.dtype].itemsize
     # Axes without items do not make the others harmless: numpy and jax multiply them all.
     if len(array.shape) > MOST_AXES or not all(n >= 0 for n in array.shape):
@@ -162,6 +196,23 @@ def _of_array(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
     if not _tiled(array.shape, [box.box for box in array.packed]):
         return "its boxes do not make it up"
     return next((what for box in array.packed if (what := _of_box(array, box, packs))), None)
+
+
+def _is_impossible(sharding: ShardingEntry, rank: int) -> bool:
+    """Whether no mesh has such axes, or they do not have what is divided."""
+    names = [name for name, _ in sharding.axes]
+    used = [
+        axis for axes in sharding.spec for axis in ([axes] if isinstance(axes, str) else axes or ())
+    ]
+    return (
+        not all(1 <= size < _MOST_BYTES for _, size in sharding.axes)
+        or len(set(names)) != len(names)
+        or len(set(used)) != len(used)
+        or not set(used) <= set(names)
+        or len(sharding.spec) > rank
+        or len(sharding.axis_types) != len(names)
+        or not _AXIS_TYPES.issuperset(sharding.axis_types)
+    )
 
 
 def _of_box(array: ArrayEntry, box: PackedBox, packs: dict[int, Pack]) -> str | None:
@@ -201,13 +252,15 @@ def _of_grid(shape: Shape, grid: Grid, itemsize: int) -> str | None:
         not 1 <= edge <= max(n, 1) for edge, n in zip(chunk, shape, strict=True)
     ):
         return "its chunks do not fit its shape"
-    if math.prod(chunk) * itemsize > LARGEST_CHUNK:
+    codec = grid.codec
+    most = largest_chunk(zipped=codec.zstd is not None, inside=codec.read_chunk is not None)
+    if math.prod(chunk) * itemsize > most:
         return "its chunks are too large"
     if len(grid.digests) != zarr.cells(shape, chunk):
         return "its digests do not match its chunks"
-    if grid.codec.zstd is not None and grid.codec.zstd not in zarr.ZSTD_LEVELS:
+    if codec.zstd is not None and codec.zstd not in zarr.ZSTD_LEVELS:
         return "an impossible level of zstd"
-    inside = grid.codec.read_chunk or chunk
+    inside = codec.read_chunk or chunk
     if len(inside) != len(chunk) or any(
         edge < 1 or whole % edge for edge, whole in zip(inside, chunk, strict=True)
     ):
@@ -247,18 +300,23 @@ def _of_paths(manifest: Manifest) -> Fault | None:
     stack: list[tuple[Node, tuple[object, ...]]] = [(manifest.structure, ())]
     while stack:
         node, path = stack.pop()
-        if isinstance(node, int):
-            leaf = manifest.leaves[node]
-            if leaf.path != keypath.join(path):
-                return Fault(f"it lies at {keypath.join(path)!r} in the structure", leaf.path)
-        elif isinstance(node, DictNode | ListNode | TupleNode | NamedTupleNode):
-            try:
-                keys = keys_of(node)
-            except (ValueError, RecursionError) as error:
-                return Fault(f"a dict has an impossible key: {error}")
-            stack.extend(
-                (child, (*path, key)) for key, child in zip(keys, node.children, strict=True)
-            )
+        try:
+            here = keypath.join(path)
+            keys = keys_of(node) if isinstance(node, _KEYED) else ()
+        except (ValueError, RecursionError) as error:
+            return Fault(f"an impossible key: {error}")
+        if isinstance(node, int) and manifest.leaves[node].path != here:
+            return Fault(f"it lies at {here!r} in the structure", manifest.leaves[node].path)
+        if isinstance(node, CustomNode | RegisteredNode | PerProcessNode):
+            prefix = keypath.split(here) if path else []
+            longer = len(prefix) + (not isinstance(node, PerProcessNode))
+            for number in leaf_indices(node):
+                keys_there = keypath.split(manifest.leaves[number].path)
+                if len(keys_there) < longer or keys_there[: len(prefix)] != prefix:
+                    what = f"it lies below {here!r} in the structure"
+                    return Fault(what, manifest.leaves[number].path)
+        elif isinstance(node, _KEYED):
+            stack += [(child, (*path, key)) for key, child in zip(keys, node.children, strict=True)]
     return None
 
 

@@ -141,6 +141,16 @@ def _codecs(dtype: np.dtype, codec: Codec) -> list[dict[str, object]]:
     return [{"name": "sharding_indexed", "configuration": {**inside, "index_location": "end"}}]
 
 
+def says_the_same(metadata: bytes, expected: bytes) -> bool:
+    """Whether a zarr.json tells other readers what it must, in these words or others."""
+    if metadata == expected:
+        return True
+    try:
+        return bool(msgspec.json.decode(metadata) == msgspec.json.decode(expected))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+
+
 def group_metadata() -> bytes:
     """The zarr.json of the group that all large arrays of a step lie in."""
     return b'{"zarr_format":3,"node_type":"group","attributes":{}}'

@@ -30,7 +30,7 @@ from ckptmgr.format.manifest import (
     PerProcessNode,
     renumbered,
 )
-from ckptmgr.format.scalar import JSON, from_json
+from ckptmgr.format.scalar import JSON
 from ckptmgr.format.step import ARRAYS, MANIFEST, PACKS, StepInfo, nonce
 from ckptmgr.pipeline import pack
 from ckptmgr.pipeline.header import Header, fetch
@@ -186,17 +186,9 @@ def step_info(record: CommitRecord, path: str) -> StepInfo:
         nbytes=record.nbytes,
         leaves=record.leaves,
         path=path,
-        metrics={name: number(value) for name, value in record.metrics.items()},
+        metrics={name: consistency.metric(value) for name, value in record.metrics.items()},
         metadata=record.metadata,
     )
-
-
-def number(value: JSON) -> float:
-    """A metric as it is stored, for people."""
-    number = from_json(value)
-    if not isinstance(number, int | float):
-        raise ValueError(f"a metric is a number, not {number!r}")  # noqa: TRY004  # it is data
-    return float(number)
 
 
 def _writer() -> dict[str, str]:

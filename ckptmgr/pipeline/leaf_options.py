@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ckptmgr.errors import InvalidOption, TreeMismatch
-from ckptmgr.format.bounds import LARGEST_CHUNK, MOST_CHUNKS_INSIDE
+from ckptmgr.format import bounds
 from ckptmgr.format.chunks import (
     CHUNK_BYTES,
     check_divides,
@@ -148,27 +148,28 @@ class LeafOptions:
             chunk = default_chunk(shape, shard, itemsize, limit)
         if self.read_chunk is not None:
             check_divides(self.read_chunk, chunk, "read_chunk", "write_chunk", leaf)
-        _refuse_large(chunk, self.read_chunk or chunk, itemsize, leaf)
+        self._refuse_large(chunk, itemsize, leaf)
         level = _zstd_level(self.compression)
         return chunk, RAW if level is None and self.read_chunk is None else Codec(
             self.read_chunk, level
         )
 
-
-def _refuse_large(chunk: Shape, inside: Shape, itemsize: int, leaf: str) -> None:
-    """Refuse what a reader would not take: it must hold itself to bounds."""
-    if math.prod(chunk) * itemsize > LARGEST_CHUNK:
-        raise InvalidOption(
-            f"chunks of the shape {chunk} have more than {LARGEST_CHUNK >> 30} GiB: give a "
-            "smaller write_chunk that divides the shard",
-            leaf=leaf,
-        )
-    if cells(chunk, inside) > MOST_CHUNKS_INSIDE:
-        raise InvalidOption(
-            f"read_chunk={inside} makes more than {MOST_CHUNKS_INSIDE} chunks inside of each of "
-            f"{chunk}",
-            leaf=leaf,
-        )
+    def _refuse_large(self, chunk: Shape, itemsize: int, leaf: str) -> None:
+        """Refuse what a reader would not take: it trusts no checkpoint with all of its memory."""
+        zipped, inside = self.compression is not None, self.read_chunk or chunk
+        most = bounds.largest_chunk(zipped=zipped, inside=self.read_chunk is not None)
+        if math.prod(chunk) * itemsize > most:
+            raise InvalidOption(
+                f"a chunk of the shape {chunk} would have {math.prod(chunk) * itemsize} bytes, and "
+                f"one stored like this at most {most}: give a smaller write_chunk or chunk_bytes",
+                leaf=leaf,
+            )
+        if cells(chunk, inside) > bounds.MOST_CHUNKS_INSIDE:
+            raise InvalidOption(
+                f"read_chunk={inside} makes more than {bounds.MOST_CHUNKS_INSIDE} chunks inside "
+                f"each of {chunk}",
+                leaf=leaf,
+            )
 
 
 def _dtype(value: object) -> np.dtype:

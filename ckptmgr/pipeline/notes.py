@@ -15,10 +15,10 @@ from absl import logging
 
 from ckptmgr.errors import DamagedStep, MissingFile, NoFile, StorageError, TruncatedFile
 from ckptmgr.format.bounds import LARGEST_RECORD
+from ckptmgr.format.consistency import metric
 from ckptmgr.format.encoding import decode_note, encode_note
 from ckptmgr.format.manifest import Note
 from ckptmgr.format.step import NOTES, StepInfo, nonce
-from ckptmgr.pipeline.commit import number
 from ckptmgr.pipeline.header import fetch, header
 from ckptmgr.storage.base import Storage
 
@@ -74,7 +74,7 @@ def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
             continue
         try:
             note = read_note(storage, f"{name}/{NOTES}/{file}")
-            values = {key: number(value) for key, value in note.metrics.items()}
+            values = {key: metric(value) for key, value in note.metrics.items()}
         except MissingFile:
             continue  # the step is being deleted
         except (DamagedStep, StorageError, ValueError) as error:

@@ -42,10 +42,12 @@ from ckptmgr.format.zarr import RAW, Shape
 from ckptmgr.limiter import ByteLimiter, Lease
 from ckptmgr.pipeline import codec, extent
 from ckptmgr.pipeline.extent import Extent
+from ckptmgr.pipeline.pack import metadata as pack_metadata
 from ckptmgr.pipeline.source import Found, Group, Index, Part, Request, Source
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
 
+_OTHER_METADATA: Final = "its metadata tells other readers of another array than the manifest"
 _LARGE: Final = 256 << 20  # bytes; to list its files costs nothing beside reading them
 _GAP: Final = 512  # bytes; the padding of small arrays is less than 64
 
@@ -141,7 +143,8 @@ class Reader:
             yield self._pack(self._packs[process], cell, members)
         group = [want.path for want in wanted if want.entry.grid]
         if group and self._group:
-            parts = _metadata(f"{self._name}/{ARRAYS}", self._group, group[0])
+            expected = zarr.group_metadata()
+            parts = _metadata(f"{self._name}/{ARRAYS}", self._group, expected, group[0])
             yield Request(LARGEST_METADATA, lambda lease: Group({}, parts, lease, len(parts)))
 
     def _own(self, want: Wanted, grid: Grid) -> Request:
@@ -180,7 +183,8 @@ class Reader:
                         grid=None if raw else grid,
                     )
                 )
-            parts += _metadata(directory, grid.metadata, want.path)
+            expected = zarr.array_metadata(dtype, entry.shape, grid.chunk, grid.codec)
+            parts += _metadata(directory, grid.metadata, expected, want.path)
             found = {(want.leaf, entry.name, n): buffer for n, buffer in enumerate(buffers)}
             return Group(found, parts, lease, len(parts))
 
@@ -229,8 +233,12 @@ class Reader:
                     )
                 )
             if cell == 0:
-                proof, leaf = pack.metadata, members[0].want.path
-                parts += _metadata(f"{self._name}/{PACKS}/{pack.process}", proof, leaf)
+                parts += _metadata(
+                    f"{self._name}/{PACKS}/{pack.process}",
+                    pack.metadata,
+                    pack_metadata(pack.nbytes, pack.chunk),
+                    members[0].want.path,
+                )
             return Group(found, parts, lease, len(parts))
 
         copied = sum(member.want.copied for member in members)
@@ -260,14 +268,16 @@ class Reader:
         wrong = _first_wrong(target, part.checks)
         if wrong is not None:
             raise DamagedStep("the bytes read are not the bytes saved", leaf=wrong, file=file)
-        if part.target is None and not part.whole:
+        if part.whole is not None and not zarr.says_the_same(target.tobytes(), part.whole):
+            raise DamagedStep(_OTHER_METADATA, leaf=leaf, file=file)
+        if part.target is None and part.whole is None:
             cell = np.frombuffer(target, part.dtype).reshape(part.shape)
             for region, index in part.go:
                 region[...] = cell[index]
 
     def _read(self, part: Part) -> memoryview:
         """The bytes of a part, in its target if it has one."""
-        if part.whole:
+        if part.whole is not None:
             return memoryview(self._storage.read(part.key, part.size))
         if part.grid is not None:
             data = self._storage.read(part.key, part.size)
@@ -280,13 +290,13 @@ class Reader:
         return target
 
 
-def _metadata(directory: str, proof: str, leaf: str) -> list[Part]:
+def _metadata(directory: str, proof: str, expected: bytes, leaf: str) -> list[Part]:
     """The zarr.json of a directory: only other readers need it, but a step is whole or damaged."""
     if not proof:
         return []  # written before there were digests of it
     checks = ((0, LARGEST_METADATA, proof, leaf),)
     key = f"{directory}/{zarr.METADATA}"
-    return [Part(key, LARGEST_METADATA, checks, None, np.dtype("uint8"), (), whole=True)]
+    return [Part(key, LARGEST_METADATA, checks, None, np.dtype("uint8"), (), whole=expected)]
 
 
 def _places(

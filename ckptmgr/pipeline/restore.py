@@ -14,9 +14,10 @@ import anyio.to_thread
 import jax
 import msgspec
 
-from ckptmgr.errors import DamagedStep, MissingFile, NoSuchStep
+from ckptmgr.errors import CheckpointError, DamagedStep, MissingFile, NoSuchStep
 from ckptmgr.format.digest import digest
 from ckptmgr.format.manifest import CommitRecord
+from ckptmgr.format.step import COMMIT_RECORD
 from ckptmgr.future import LoadFuture
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.assemble import Assembly
@@ -50,13 +51,20 @@ async def load(
     """
     while True:
         record = await anyio.to_thread.run_sync(_record, storage, name)
+        if future.step not in (None, record.step):
+            file = f"{storage.root}/{name}/{COMMIT_RECORD}"
+            raise DamagedStep(f"its commit record is that of step {record.step}", file=file)
         try:
             return await _load(storage, name, record, request, registry, limiter, future)
-        except DamagedStep:
+        except DamagedStep as error:
             # A step that was overwritten under the reader is not damaged: read the new one.
             now = await anyio.to_thread.run_sync(_record, storage, name)
             if now.nonce == record.nonce:
+                error.file = error.file or f"{storage.root}/{name}"
                 raise
+        except CheckpointError as error:
+            error.file = error.file or f"{storage.root}/{name}"
+            raise
 
 
 def _record(storage: Storage, name: str) -> CommitRecord:

@@ -37,7 +37,7 @@ class Part:
     go: tuple[tuple[np.ndarray, Index], ...] = ()
     offset: int = 0
     grid: Grid | None = None  # given where it has a codec
-    whole: bool = False  # of metadata: only checked, at most `size` long
+    whole: bytes | None = None  # of metadata: what it must say; only checked, at most `size` long
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import anyio.to_thread
@@ -22,11 +22,12 @@ from ckptmgr.format import keypath, zarr
 from ckptmgr.format.bounds import LARGEST_METADATA
 from ckptmgr.format.digest import chunk_checksum, digest
 from ckptmgr.format.manifest import ArrayEntry, Grid, Manifest
-from ckptmgr.format.step import ARRAYS, NOTES, PACKS
+from ckptmgr.format.step import ARRAYS, COMMIT_RECORD, NOTES, PACKS
 from ckptmgr.format.zarr import RAW
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import codec
 from ckptmgr.pipeline.notes import is_note, read_note
+from ckptmgr.pipeline.pack import metadata as pack_metadata
 from ckptmgr.pipeline.records import read_both
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
@@ -79,12 +80,16 @@ class _Check(NamedTuple):
     most: int
     leaf: str | None
     spans: tuple[tuple[int, int, str, str], ...] = ()  # start, stop, digest, leaf
-    whole: str | None = None  # the digest of all of it
+    whole: tuple[str, bytes] | None = None  # of metadata: its digest, and what it must say
     coded: tuple[ArrayEntry, Grid, zarr.Shape] | None = None
 
 
-async def verify(storage: Storage, name: str, limiter: ByteLimiter) -> VerifyReport:
+async def verify(
+    storage: Storage, name: str, limiter: ByteLimiter, step: int | None = None
+) -> VerifyReport:
     """Read everything that belongs to a step, under the limiter, and check it.
+
+    `step`: the number that its commit record must have, in a run.
 
     Raises:
       MissingFile: there is no such step.
@@ -97,7 +102,12 @@ async def verify(storage: Storage, name: str, limiter: ByteLimiter) -> VerifyRep
     except DamagedStep as error:
         problem = Problem(error.leaf, str(error.file), error.message)
         return VerifyReport(None, 0, 0, (problem,))
-    return await check(storage, name, manifest, limiter, record.step)
+    report = await check(storage, name, manifest, limiter, record.step)
+    if step in (None, record.step):
+        return report
+    file = f"{storage.root}/{name}/{COMMIT_RECORD}"
+    problem = Problem(None, file, f"its commit record is that of step {record.step}")
+    return replace(report, problems=(problem, *report.problems))
 
 
 async def check(
@@ -135,16 +145,19 @@ def _checks(storage: Storage, name: str, manifest: Manifest) -> Iterator[_Check]
             if array.grid:
                 own = True
                 directory = f"{name}/{ARRAYS}/{keypath.directory(leaf.path, array.name)}"
-                yield _metadata(directory, array.grid.metadata, leaf.path)
+                dtype, grid = zarr.DTYPES[array.dtype], array.grid
+                expected = zarr.array_metadata(dtype, array.shape, grid.chunk, grid.codec)
+                yield _metadata(directory, grid.metadata, expected, leaf.path)
                 yield from _chunks(directory, leaf.path, array, array.grid)
             for box in array.packed:
                 cell, start = divmod(box.offset, packs[box.pack].chunk)
                 stop = start + array.nbytes_of(box)
                 packed[box.pack, cell].append((start, stop, box.digest, leaf.path))
     if own:
-        yield _metadata(f"{name}/{ARRAYS}", manifest.group, None)
+        yield _metadata(f"{name}/{ARRAYS}", manifest.group, zarr.group_metadata(), None)
     for pack in manifest.packs:
-        yield _metadata(f"{name}/{PACKS}/{pack.process}", pack.metadata, None)
+        expected = pack_metadata(pack.nbytes, pack.chunk)
+        yield _metadata(f"{name}/{PACKS}/{pack.process}", pack.metadata, expected, None)
         for cell in range(math.ceil(pack.nbytes / pack.chunk)):
             spans = tuple(sorted(packed[pack.process, cell]))
             key = f"{name}/{PACKS}/{pack.process}/c.{cell}"
@@ -154,8 +167,9 @@ def _checks(storage: Storage, name: str, manifest: Manifest) -> Iterator[_Check]
             yield _Check(f"{name}/{NOTES}/{file}", 0, None)
 
 
-def _metadata(directory: str, proof: str, leaf: str | None) -> _Check:
-    return _Check(f"{directory}/{zarr.METADATA}", LARGEST_METADATA, leaf, whole=proof)
+def _metadata(directory: str, proof: str, expected: bytes, leaf: str | None) -> _Check:
+    key = f"{directory}/{zarr.METADATA}"
+    return _Check(key, LARGEST_METADATA, leaf, whole=(proof, expected))
 
 
 def _chunks(directory: str, path: str, array: ArrayEntry, grid: Grid) -> Iterator[_Check]:
@@ -195,8 +209,11 @@ def _wrong(storage: Storage, check: _Check) -> tuple[list[Problem], int]:
     except CheckpointError as error:
         return [problem(error.message)], 0
     if check.whole is not None:
-        same = check.whole in ("", digest(data))  # empty: written before there were any
-        return ([] if same else [problem("the bytes are not those that were saved")]), len(data)
+        proof, expected = check.whole
+        if proof not in ("", digest(data)):  # empty: written before there were any
+            return [problem("the bytes are not those that were saved")], len(data)
+        same = zarr.says_the_same(data, expected)
+        return ([] if same else [problem("it tells of another array than the manifest")]), len(data)
     return _wrong_data(check, data, problem), len(data)
 
 

@@ -119,7 +119,8 @@ class Storage(Protocol):
     def set_aside(self, name: str, kind: str) -> str:
         """Give a step a name under which it is none, and which it keeps; returns it.
 
-        Raises as `delete`.
+        Raises:
+          StepHeld: somebody reads, holds or replaces it now; it is untouched.
         """
 
     def add(self, key: str, data: bytes) -> None:

@@ -69,14 +69,15 @@ def take_place(directory: str, final: str, former: bytes | None) -> None:
         exchange(directory, final)
 
 
-def set_aside(path: str, other: str) -> None:
+def set_aside(path: str, other: str, *, to_be_removed: bool) -> None:
     """Move a step to another name; rule 6.
 
     Raises:
       StepHeld: somebody reads or holds it.
-      StorageError: it holds files that we do not write.
+      StorageError: it is to be removed, and holds files that we do not write.
     """
     with translated(path), exclusively(os.path.join(path, COMMIT_RECORD), None):
-        refuse_foreign_in(path)
+        if to_be_removed:
+            refuse_foreign_in(path)
         rename_new(path, other)
         sync_directory(os.path.dirname(path))

@@ -23,6 +23,7 @@ DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _MOST_PARTS = 1024  # IOV_MAX on Linux
 _BLOCK = 1 << 20
+_NO_FILE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -49,9 +50,9 @@ def translated(path: str) -> Iterator[None]:
         file = error.filename or path
         if isinstance(error, FileNotFoundError):
             raise MissingFile("this file is missing", file=file) from error
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        if error.errno in _NO_FILE:
             raise NoFile(
-                "there is a link, or no directory, on the way to this file", file=file
+                "this is no regular file, or does not lie in a directory", file=file
             ) from error
         if error.errno in _NO_SPACE:
             raise NoSpace(
@@ -88,7 +89,7 @@ def refuse_links(root: str, key: str) -> None:
     path = root
     for part in filter(None, key.split("/")):
         path = os.path.join(path, part)
-        if stat.S_ISLNK(os.lstat(path).st_mode):
+        if os.path.islink(path):
             raise NoFile("this is a link, not a directory", file=path)
 
 
@@ -162,7 +163,7 @@ def remove_tree(path: str) -> None:
             raise info[1]
 
     with translated(path):
-        if os.path.islink(path):
-            os.unlink(path)  # nothing of ours: what it leads to is not touched
+        if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)  # nothing of ours: what a link leads to is not touched
         else:
             shutil.rmtree(path, onerror=tell)

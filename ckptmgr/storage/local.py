@@ -130,13 +130,14 @@ class LocalStorage:
     def delete(self, name: str) -> None:
         """Rename to a trash name, sync, then remove."""
         trash = os.path.join(self.root, temporary_name(name, "trash"))
-        durable.set_aside(os.path.join(self.root, name), trash)
+        durable.set_aside(os.path.join(self.root, name), trash, to_be_removed=True)
         remove_tree(trash)
 
     def set_aside(self, name: str, kind: str) -> str:
         """Rename; what is there stays as it is."""
         other = temporary_name(name, kind)
-        durable.set_aside(os.path.join(self.root, name), os.path.join(self.root, other))
+        path = os.path.join(self.root, name)
+        durable.set_aside(path, os.path.join(self.root, other), to_be_removed=False)
         return other
 
     def add(self, key: str, data: bytes) -> None:

@@ -118,10 +118,13 @@ class MemoryStorage:
             with self.replacing:
                 self._readers[name] -= 1
 
-    def check_free(self, name: str) -> None:
-        """Refuse to touch a step that is read, or holds files of others; under the lock."""
+    def _refuse_read(self, name: str) -> None:
         if self._readers[name]:
             raise StepHeld("it is being read or held; try again later", file=name)
+
+    def check_free(self, name: str) -> None:
+        """Refuse to touch a step that is read, or holds files of others; under the lock."""
+        self._refuse_read(name)
         refuse_foreign(self.steps.get(name, ()), name)
 
     def delete(self, name: str) -> None:
@@ -136,7 +139,7 @@ class MemoryStorage:
         """Another key."""
         other = temporary_name(name, kind)
         with self.replacing:
-            self.check_free(name)
+            self._refuse_read(name)
             if name not in self.steps:
                 raise MissingFile("this step is missing", file=name)
             self.steps[other] = self.steps.pop(name)

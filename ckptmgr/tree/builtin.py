@@ -211,12 +211,18 @@ class PythonScalar(Handler):
         return Encoded(leaf)
 
     def decode(self, value: object, arrays: Mapping[str, Array]) -> object:
-        """The value itself."""
+        """The value itself.
+
+        Raises:
+          TypeError: it is none of these.
+        """
+        if not self.handles(value):
+            raise TypeError(f"a {type(value).__name__} is no scalar")
         return value
 
     def form(self, value: object, arrays: Forms) -> object:
         """Its class."""
-        return type(value)
+        return type(self.decode(value, {}))
 
     def accepts(self, form: object, target: object) -> bool:
         """The same class."""
