@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test check demo demo-multiprocess bench test-faults clean
+.PHONY: setup test check demo demo-multiprocess bench test-faults fuzz soak clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,12 @@ demo-multiprocess: $(STAMP)
 
 test-faults: $(STAMP)
 	CKPTMGR_FAULTS=all $(BIN)/python -m pytest -q -rP tests/crash tests/test_trust.py
+
+fuzz: $(STAMP)
+	CKPTMGR_FUZZ=1000000 $(BIN)/python -m pytest -q -rP -o faulthandler_timeout=0 tests/hostile/test_fuzz.py
+
+soak: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m tests.soak
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install -q -e '.[bench]'
