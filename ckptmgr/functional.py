@@ -152,7 +152,6 @@ def save_async(  # as save
             service.tell(unplanned(None, registry, service.dispatch, name), error)
             raise
         service.save(job, limiter(None), "wait", borrow=True)
-        job.handover.close()
         return job.future
     finally:
         service.finish()

@@ -84,6 +84,10 @@ class CheckpointFuture(Future[T]):
         self._stage = State.QUEUED
         self._heard = False
         self._mutex = threading.Lock()
+        # Who waits does so here: Ctrl-C can leave the lock of a Condition taken, and the base
+        # class's is one that the service needs.
+        self._unfinished = threading.Lock()
+        self._unfinished.acquire()
         self._callbacks: list[Callable[[Future[T]], object]] | None = []
         self._dispatch = dispatch
         # The class's function, not a bound method: a future in a cycle with itself would
@@ -140,16 +144,23 @@ class CheckpointFuture(Future[T]):
           concurrent.futures.CancelledError: it was cancelled.
         """
         try:
-            return super().result(timeout)
+            self._wait(timeout)
+            return super().result()
         finally:
             self._heard = self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return what the work failed with, or None. Raises like `result`."""
         try:
-            return super().exception(timeout)
+            self._wait(timeout)
+            return super().exception()
         finally:
             self._heard = self.done()
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self._unfinished.acquire(timeout=-1 if timeout is None else max(timeout, 0.0)):
+            raise TimeoutError(f"{self!r} has not ended within {timeout} s")
+        self._unfinished.release()
 
     def failure_unheard(self) -> BaseException | None:
         """What it failed with, if nobody has asked yet; asking this counts. For the manager."""
@@ -175,6 +186,7 @@ class CheckpointFuture(Future[T]):
         super().add_done_callback(wake)
 
     def _on_done(self) -> None:
+        self._unfinished.release()
         with self._mutex:
             callbacks, self._callbacks = self._callbacks or [], None
         if callbacks:

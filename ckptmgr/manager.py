@@ -211,7 +211,6 @@ class CheckpointManager(Run):
         finally:
             if saving:
                 self._failures.watch(job.future)
-                job.handover.close()
         return job.future
 
     def _job(self, name: str, tree: object, head: Header, ticket: int, *, replace: bool) -> SaveJob:
@@ -330,13 +329,16 @@ class CheckpointManager(Run):
           WaitTimeout: it took longer; the saves that were not done are given up.
           EarlierSaveFailed: a save failed unheard.
         """
-        self._end.detach()
         try:
             self._service.close(END_SECONDS if timeout is None else timeout)
         finally:
-            self._preemption.close()
-            self._events.close()
+            self._ended()
         self._failures.tell(None)
+
+    def _ended(self) -> None:
+        self._end.detach()
+        self._preemption.close()
+        self._events.close()
 
     def __enter__(self) -> Self:
         """The manager itself; the end of the block closes it."""
@@ -352,11 +354,9 @@ class CheckpointManager(Run):
         if error is None:
             self.close()
             return
-        self._end.detach()
         interrupted = isinstance(error, KeyboardInterrupt)
         self._service.close_quietly(INTERRUPTED_SECONDS if interrupted else END_SECONDS)
-        self._preemption.close()
-        self._events.close()
+        self._ended()
 
     async def __aenter__(self) -> Self:
         """The manager itself, under asyncio or trio."""

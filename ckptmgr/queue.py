@@ -27,7 +27,7 @@ class SaveQueue:
       ended: is told of each save whose future ends.
 
     Attributes:
-      changed: the condition under which all of it changes.
+      lock: under which all of it changes; changed: its condition.
       active: the save that runs.
     """
 
@@ -38,7 +38,9 @@ class SaveQueue:
         check_open: Callable[[], None],
         ended: Callable[[Future[StepInfo | None]], None],
     ) -> None:
-        self.changed = threading.Condition()
+        # Entered as it is: Ctrl-C can come while a Condition enters its lock in Python.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.active: SaveJob | None = None
         self._max_pending = max_pending
         self._coordinator = coordinator
@@ -49,7 +51,7 @@ class SaveQueue:
 
     def jobs(self) -> list[SaveJob]:
         """The one that runs, and those that wait."""
-        with self.changed:
+        with self.lock:
             return [*([self.active] if self.active else []), *self._waiting]
 
     def ticket(self, on_busy: OnBusy) -> int:
@@ -59,7 +61,7 @@ class SaveQueue:
         """
         if on_busy == "wait" or self._coordinator.count == 1:
             return 0
-        with self.changed:
+        with self.lock:
             self._tickets += 1
             return self._tickets
 
@@ -77,7 +79,7 @@ class SaveQueue:
         """
         if job.ticket:
             return self._admit_as_told(job, on_busy, topic)
-        with self.changed:
+        with self.lock:
             while True:
                 self._refuse(job)
                 if self._has_room():
@@ -95,7 +97,7 @@ class SaveQueue:
         """As process 0 says."""
 
         def say() -> bytes:
-            with self.changed:
+            with self.lock:
                 if self._has_room():
                     return b"go"
                 if on_busy == "skip":
@@ -107,7 +109,7 @@ class SaveQueue:
         told = self._coordinator.follow(f"{topic}/busy/{job.ticket}", say).decode()
         if told == "skip":
             return False
-        with self.changed:
+        with self.lock:
             for other in self.jobs() if told != "go" else ():
                 if other.ticket == int(told):
                     other.future.cancel()
@@ -135,7 +137,7 @@ class SaveQueue:
 
     def push(self, job: SaveJob) -> None:
         """Take what has no snapshot to wait for, however many wait already."""
-        with self.changed:
+        with self.lock:
             self._waiting.append(job)
 
     def next(self) -> SaveJob | None:
@@ -146,20 +148,20 @@ class SaveQueue:
 
     def done(self) -> None:
         """The one that ran has ended."""
-        with self.changed:
+        with self.lock:
             self.active = None
             self.changed.notify_all()
 
     def remove(self, job: SaveJob) -> None:
         """Take a save out that waits."""
-        with self.changed:
+        with self.lock:
             if job in self._waiting:
                 self._waiting.remove(job)
                 self.changed.notify_all()
 
     def clear(self) -> list[SaveJob]:
         """Take all of them out, the one that runs too."""
-        with self.changed:
+        with self.lock:
             jobs = self.jobs()
             self.active = None
             self._waiting.clear()

@@ -13,7 +13,8 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -22,12 +23,12 @@ from typing import Final
 import anyio
 import anyio.to_thread
 from absl import logging
-from anyio.from_thread import BlockingPortal
+from anyio.abc import TaskGroup
 
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, ManagerClosed, WaitTimeout
 from ckptmgr.format.step import StepInfo
-from ckptmgr.future import LoadFuture, SaveFuture, State, settled
+from ckptmgr.future import LoadFuture, SaveFuture, State
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.snapshot import Handover, take
@@ -68,33 +69,43 @@ class Service:
         self._alone = coordinator.count == 1
         self._pid = os.getpid()
         self._queue = SaveQueue(max_pending, coordinator, self.check_open, self._ended)
-        self._changed = self._queue.changed
+        self._lock, self._changed = self._queue.lock, self._queue.changed
         self._snapshots = threading.Lock()
         self._loads: set[LoadFuture] = set()
+        self._new_loads: deque[tuple[LoadFuture, Callable[[], Awaitable[object]]]] = deque()
         self._closing = False
-        self._work: Future[None] = Future()
         self._callbacks: list[threading.Thread] = []
         self._soon: Callable[[Callable[[], object]], None]  # set by the loop, before it opens
-        opened: Future[BlockingPortal] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(opened,), name="ckptmgr", daemon=True
-        )
+        self._work: Sequence[asyncio.Event] = ()  # the loop's: there may be something to do
+        self._failure: BaseException | None = None  # why it did not open
+        self._opening = threading.Lock()
+        self._opening.acquire()
+        self._thread = threading.Thread(target=self._run, name="ckptmgr", daemon=True)
+        # Thread.join() that Ctrl-C ends takes the thread for ended (Python before 3.13).
+        self._runs = threading.Lock()
+        self._runs.acquire()
         atexit.register(self.close_quietly)
-        self._thread.start()
-        self._portal = opened.result()
+        try:
+            self._thread.start()
+            self._opening.acquire()  # until the thread lets go of it
+        except BaseException:
+            self.finish()  # whatever opens by then closes again
+            raise
+        if self._failure is not None:
+            raise self._failure
 
     # The trainer's side: any thread but the service's own.
 
     def save(self, job: SaveJob, limiter: ByteLimiter, on_busy: OnBusy, *, borrow: bool) -> bool:
         """Queue a save and take its snapshot; False where it is skipped because of `on_busy`.
 
-        The writing begins, at the latest, when the caller closes the job's handover. Blocks
-        for the snapshot, for room under the limiter, and for a place in the queue if
+        Blocks for the snapshot, for room under the limiter, and for a place in the queue if
         `on_busy` is "wait". Whatever it raises, nothing is left behind.
         """
         # One after the other, in the order of the queue: a snapshot that waits for room must
         # never wait for copies of a save that stands behind it.
         with self._snapshots:
+            self._withdraw_orphans(self._queue.jobs())
             try:
                 admitted = self._queue.admit(job, on_busy, self.topic)
             except CheckpointError as error:
@@ -105,11 +116,27 @@ class Service:
                 return False
             try:
                 take(job.planned.plan, job.planned.arrays, limiter, job.handover, borrow=borrow)
+                job.planned.arrays.clear()
+                job.handover.close()
             except BaseException as error:
                 self._withdraw(job, error)
                 raise
-        job.planned.arrays.clear()
         return True
+
+    def _withdraw_orphans(self, jobs: Sequence[SaveJob]) -> None:
+        """Take out saves whose snapshot will never be complete; while none is being taken.
+
+        Ctrl-C may come at any place, also where the thread that it interrupts cleans up.
+        """
+        for job in jobs:
+            if job.fault is None and not job.handover.closed and not job.future.done():
+                self._withdraw(job, CheckpointError("it was interrupted"))
+
+    def _settle(self) -> None:
+        """As `_withdraw_orphans`, unless a thread is at it, which then does that itself."""
+        jobs = self._queue.jobs()  # first: who began one of these has left the lock, if it is free
+        if not self._snapshots.locked():
+            self._withdraw_orphans(jobs)
 
     def ticket(self, on_busy: OnBusy) -> int:
         """What a save has to show where the processes decide together who is let in."""
@@ -131,7 +158,7 @@ class Service:
         error = cause
         if not isinstance(error, CheckpointError):
             error = CheckpointError(f"the snapshot failed: {cause!r}")
-        with self._changed:
+        with self._lock:
             runs = job is self._queue.active
             job.reason = error
             job.future.cancel()
@@ -153,16 +180,15 @@ class Service:
             return
         future, handover = SaveFuture(job.future.step, self.dispatch), Handover(self.kick)
         fault = replace(job, future=future, handover=handover, fault=error, ticket=0)
-        with self._changed:
+        with self._lock:
             if not self._closing:
                 self._queue.push(fault)
         handover.close()
 
     def kick(self) -> None:
         """There is something to do."""
-        with self._changed:
-            work, self._work = self._work, Future()
-        work.set_result(None)
+        for work in self._work:
+            self._soon(work.set)
 
     def pending(self) -> list[int]:
         """The steps that wait or are being written, in the order of their saves."""
@@ -171,10 +197,11 @@ class Service:
 
     def load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work` beside the saves; its result or error goes into `future`."""
-        with self._changed:
+        with self._lock:
             self.check_open()
             self._loads.add(future)
-        self._portal.start_task_soon(self._load, future, work)
+            self._new_loads.append((future, work))
+        self.kick()
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until no save waits or runs.
@@ -182,13 +209,14 @@ class Service:
         Raises:
           WaitTimeout: `timeout` seconds went by first; the saves go on.
         """
-        with self._changed:
+        self._settle()
+        with self._lock:
             if not self._changed.wait_for(self._queue.is_empty, timeout):
                 raise WaitTimeout(f"saves are still running after {timeout} s: {self.pending()}")
 
     def finish(self) -> None:
         """Take no more work; the thread ends by itself after what there is."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         self.kick()
@@ -202,9 +230,10 @@ class Service:
         if os.getpid() != self._pid:
             return
         self.finish()
+        self._settle()
         late: list[int] = []
         try:
-            with self._changed:
+            with self._lock:
                 if not self._changed.wait_for(self._is_idle, timeout):
                     late = self.pending()
         finally:
@@ -217,7 +246,7 @@ class Service:
 
     def _end(self) -> None:
         """Cancel what is left and see the threads off, within seconds whatever they do."""
-        with self._changed:
+        with self._lock:
             loads = list(self._loads)
         self._saver.given_up = True
         for job in self._queue.jobs():
@@ -226,9 +255,11 @@ class Service:
             load.cancel()
         if self._thread is threading.current_thread():
             return  # garbage collection may call from the thread itself, which then ends by itself
-        for thread in [self._thread, *self._callbacks]:
+        for thread in self._callbacks:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_SECONDS)
+        if self._runs.acquire(timeout=_JOIN_SECONDS):
+            self._runs.release()
 
     def close_quietly(self, timeout: float = END_SECONDS) -> None:
         """Close where nobody can be raised to: at exit, in garbage collection, under an error."""
@@ -240,7 +271,7 @@ class Service:
     def dispatch(self, callbacks: Callable[[], None]) -> None:
         """Run the callbacks of a future in a thread of their own."""
         thread = threading.Thread(target=callbacks, name="ckptmgr callbacks", daemon=True)
-        with self._changed:
+        with self._lock:
             self._callbacks = [*(t for t in self._callbacks if t.is_alive()), thread]
             thread.start()
 
@@ -248,7 +279,7 @@ class Service:
         """A save's future ended; where by `cancel()`, take the job out of the queue or stop it."""
         if not future.cancelled():
             return
-        with self._changed:
+        with self._lock:
             for job in (job for job in self._queue.jobs() if job.future is future):
                 job.handover.abandon()
                 if job.scope is not None:
@@ -257,24 +288,26 @@ class Service:
 
     # The loop's side.
 
-    def _run(self, opened: Future[BlockingPortal]) -> None:
+    def _run(self) -> None:
         try:
             with self._saver.opened(writer=self._writer):
-                anyio.run(self._main, opened)
+                anyio.run(self._main)
         except BaseException as error:  # noqa: BLE001  # the thread's end: it goes to who waits
-            if opened.done():
+            if self._work:
                 logging.error("the checkpoint service ended: %r", error)
                 self._fail_all(error)
             else:
-                opened.set_exception(error)
+                self._failure = error
+                self._opening.release()
         finally:
             atexit.unregister(self.close_quietly)
+            self._runs.release()
 
     def _fail_all(self, cause: BaseException) -> None:
         """The thread ends before its time: nobody is to wait for it."""
         error = CheckpointError(f"the checkpoint service ended: {cause!r}; open a new manager")
         error.__cause__ = cause
-        with self._changed:
+        with self._lock:
             self._closing = True
             loads = list(self._loads)
             self._loads.clear()
@@ -285,23 +318,34 @@ class Service:
             if not future.done():
                 future.resolve(State.FAILED, error)
 
-    async def _main(self, opened: Future[BlockingPortal]) -> None:
-        loop = asyncio.get_running_loop()
-        self._soon = partial(_call_soon, loop)
-        async with BlockingPortal() as portal:
-            opened.set_result(portal)
-            await self._saves()
-            await portal.stop()
+    async def _main(self) -> None:
+        self._soon = partial(_call_soon, asyncio.get_running_loop())
+        saves, loads = asyncio.Event(), asyncio.Event()
+        async with anyio.create_task_group() as tasks:
+            self._work = (saves, loads)
+            self._opening.release()
+            tasks.start_soon(self._start_loads, loads, tasks)
+            await self._saves(saves)
+            tasks.cancel_scope.cancel()  # no load is left by then
 
-    async def _saves(self) -> None:
+    async def _start_loads(self, work: asyncio.Event, tasks: TaskGroup) -> None:
+        """Start each load as it comes, beside the saves."""
+        while True:
+            work.clear()  # before the look: what comes after it sets it again
+            while self._new_loads:
+                tasks.start_soon(self._load, *self._new_loads.popleft())
+            await work.wait()
+
+    async def _saves(self, work: asyncio.Event) -> None:
         """Save one after the other until the service closes."""
         while True:
-            with self._changed:
-                job, work = self._queue.next(), self._work
+            work.clear()
+            with self._lock:
+                job = self._queue.next()
                 if job is None and self._closing and not self._loads:
                     return
             if job is None:
-                await settled(work)
+                await work.wait()
                 continue
             try:
                 await self._save(job)
@@ -337,7 +381,7 @@ class Service:
                     failed = isinstance(outcome, CheckpointError)
                     future.resolve(State.FAILED if failed else State.LOADED, outcome)
         finally:
-            with self._changed:
+            with self._lock:
                 self._loads.discard(future)
                 self._changed.notify_all()
             self.kick()

@@ -52,13 +52,17 @@ class Handover:
     """Pieces on their way from the trainer's thread to those that write.
 
     A piece that nobody will write any more is released by whoever holds it last.
+
+    Attributes:
+      closed: all pieces have been handed over.
     """
 
     def __init__(self, began: Callable[[], None]) -> None:
         self._began = began  # called once, at the first push: the service sleeps until then
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered as it is, as the queue's
+        self._changed = threading.Condition(self._lock)
         self._pieces: deque[Piece] = deque()
-        self._closed = False
+        self.closed = False
         self._abandoned = False
 
     def push(self, pieces: Sequence[Piece], *, wake: bool) -> bool:
@@ -67,7 +71,7 @@ class Handover:
         `wake` those that write. Without it they hear at the next push or `close`: threads
         that start to work now would take the interpreter from the trainer's.
         """
-        with self._changed:
+        with self._lock:
             if not self._abandoned:
                 self._pieces.extend(pieces)
                 if wake:
@@ -79,13 +83,13 @@ class Handover:
 
     def close(self) -> None:
         """There are no more pieces; the last ones may still be unknown to those that write."""
-        with self._changed:
-            self._closed = True
+        with self._lock:
+            self.closed = True
             self._notify()
 
     def abandon(self) -> None:
         """Release what is here and refuse what is still to come."""
-        with self._changed:
+        with self._lock:
             self._abandoned = True
             pieces, self._pieces = self._pieces, deque()
             self._changed.notify_all()
@@ -94,8 +98,8 @@ class Handover:
 
     def get(self) -> Piece | None:
         """Block for the next piece; None after the last, or once they are abandoned."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pieces or self._closed or self._abandoned)
+        with self._lock:
+            self._changed.wait_for(lambda: self._pieces or self.closed or self._abandoned)
             return self._pieces.popleft() if self._pieces else None
 
     def _notify(self) -> None:
@@ -113,7 +117,7 @@ def take(
 ) -> None:
     """Make every byte of the tree ours and hand it over. Blocks while the limiter is full.
 
-    The caller closes the handover, as the last thing that it does.
+    The caller closes the handover.
 
     `borrow`: view what can be viewed instead of copying it.
 

@@ -83,6 +83,7 @@ def main() -> None:
             machine.check()
             if machine.saves // EVERY > told:
                 told = machine.saves // EVERY
+                machine.release()
                 use = used()
                 first = first or use
                 print(
@@ -92,6 +93,7 @@ def main() -> None:
                     f"{len(machine.model.steps)} steps",
                     flush=True,
                 )
+        machine.release()
         last = used()
         machine.close()
     print(", ".join(f"{name} {count}" for name, count in done.most_common()))
