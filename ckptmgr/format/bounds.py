@@ -27,6 +27,7 @@ LATEST_TIME: Final = 253_402_300_799  # the end of the year 9999, in seconds sin
 _ROOM: Final = 224 << 20
 # those of more leaves four times as much as the data they describe.
 _ROOM_PER_BYTE: Final = 4
+MOST_PER_BYTE: Final = 138  # of text: what `cost` may come to
 
 
 def room(data_nbytes: int = 0) -> int:

@@ -37,7 +37,7 @@ def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest
     file = f"{storage.root}/{key}"
     room = bounds.room()
     try:
-        if 4 * size > room:
+        if bounds.MOST_PER_BYTE * size > room:
             room = bounds.room(storage.nbytes(name) - size)
         if size > min(bounds.LARGEST_MANIFEST, room // 2):
             raise DamagedStep(f"a manifest of {size} bytes is more than a reader takes", file=file)
