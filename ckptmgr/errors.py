@@ -122,8 +122,16 @@ class DamagedStep(CheckpointError):
     """Bytes on disk are not those that were saved: a file is missing, cut or altered."""
 
 
-class OutOfMemory(CheckpointError, MemoryError):
+class Exhausted(CheckpointError):
+    """This process has not got the means. It says nothing against the step."""
+
+
+class OutOfMemory(Exhausted, MemoryError):
     """There is not the memory for an array; the text says how to load less."""
+
+
+class TooManyOpenFiles(Exhausted):
+    """This process, or the system, has no descriptor left."""
 
 
 class UnsupportedFormat(CheckpointError):
@@ -156,6 +164,9 @@ class DirectoryLocked(CheckpointError):
 
 class ManagerClosed(CheckpointError):
     """The manager was closed, or lives in another process than this forked child."""
+
+
+FORKED: Final = "this manager belongs to the parent process; open one of your own"
 
 
 class WaitTimeout(CheckpointError, TimeoutError):

@@ -9,6 +9,7 @@ of their own, never in the service's, so they may call the manager.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ import anyio
 import anyio.lowlevel
 from absl import logging
 
+from ckptmgr.errors import FORKED, ManagerClosed
 from ckptmgr.format.step import StepInfo
 
 T = TypeVar("T")
@@ -83,6 +85,8 @@ class CheckpointFuture(Future[T]):
         self.progress = Progress()
         self._stage = State.QUEUED
         self._heard = False
+        self._over = False
+        self._pid = os.getpid()
         self._mutex = threading.Lock()
         # Who waits does so here: Ctrl-C can leave the lock of a Condition taken, and the base
         # class's is one that the service needs.
@@ -125,6 +129,7 @@ class CheckpointFuture(Future[T]):
 
     def cancel(self) -> bool:
         """Give the work up. True: nothing is committed. False: the commit has begun or is done."""
+        self._refuse_child()
         with self._mutex:
             if State.CANCELLED not in TRANSITIONS[self._stage]:
                 return self._stage is State.CANCELLED
@@ -142,6 +147,7 @@ class CheckpointFuture(Future[T]):
         Raises:
           TimeoutError: `timeout` seconds went by first.
           concurrent.futures.CancelledError: it was cancelled.
+          ManagerClosed: this is a forked child, and it had not ended before the fork.
         """
         try:
             self._wait(timeout)
@@ -158,9 +164,17 @@ class CheckpointFuture(Future[T]):
             self._heard = self.done()
 
     def _wait(self, timeout: float | None) -> None:
+        if self._over:
+            return
+        self._refuse_child()
         if not self._unfinished.acquire(timeout=-1 if timeout is None else max(timeout, 0.0)):
             raise TimeoutError(f"{self!r} has not ended within {timeout} s")
         self._unfinished.release()
+
+    def _refuse_child(self) -> None:
+        """Nobody ends it in a forked child, and its locks may be taken for ever."""
+        if os.getpid() != self._pid and not self._over:
+            raise ManagerClosed(FORKED)
 
     def failure_unheard(self) -> BaseException | None:
         """What it failed with, if nobody has asked yet; asking this counts. For the manager."""
@@ -170,6 +184,7 @@ class CheckpointFuture(Future[T]):
 
     def __await__(self) -> Generator[object, None, T]:
         """Wait for the result in a task of any asyncio or trio loop."""
+        self._refuse_child()
         yield from settled(self).__await__()
         return self.result()
 
@@ -186,6 +201,7 @@ class CheckpointFuture(Future[T]):
         super().add_done_callback(wake)
 
     def _on_done(self) -> None:
+        self._over = True
         self._unfinished.release()
         with self._mutex:
             callbacks, self._callbacks = self._callbacks or [], None

@@ -26,7 +26,7 @@ from absl import logging
 from anyio.abc import TaskGroup
 
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import CheckpointError, ManagerClosed, WaitTimeout
+from ckptmgr.errors import FORKED, CheckpointError, ManagerClosed, WaitTimeout
 from ckptmgr.format.step import StepInfo
 from ckptmgr.future import LoadFuture, SaveFuture, State
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
@@ -146,10 +146,14 @@ class Service:
         """A save fails before it comes here."""
         self._queue.void(ticket, self.topic)
 
+    def check_process(self) -> None:
+        """Raise ManagerClosed in a forked child: there is no thread there, and no lock is sure."""
+        if os.getpid() != self._pid:
+            raise ManagerClosed(FORKED)
+
     def check_open(self) -> None:
         """Raise ManagerClosed where no work is taken any more."""
-        if os.getpid() != self._pid:
-            raise ManagerClosed("this manager belongs to the parent process; open one of your own")
+        self.check_process()
         if self._closing:
             raise ManagerClosed("this manager was closed")
 
@@ -192,11 +196,13 @@ class Service:
 
     def pending(self) -> list[int]:
         """The steps that wait or are being written, in the order of their saves."""
+        self.check_process()
         jobs = [job for job in self._queue.jobs() if job.fault is None]
         return [job.future.step for job in jobs if job.future.step is not None]
 
     def load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work` beside the saves; its result or error goes into `future`."""
+        self.check_process()
         with self._lock:
             self.check_open()
             self._loads.add(future)
@@ -209,6 +215,7 @@ class Service:
         Raises:
           WaitTimeout: `timeout` seconds went by first; the saves go on.
         """
+        self.check_process()
         self._settle()
         with self._lock:
             if not self._changed.wait_for(self._queue.is_empty, timeout):

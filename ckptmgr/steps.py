@@ -239,6 +239,7 @@ class Steps:
         """The catalog, read anew where another process writes."""
         if self._read_only:
             self._service.check_open()
+        self._service.check_process()
         if self._read_only or self._coordinator.index:
             self._catalog.refresh()
         return self._catalog

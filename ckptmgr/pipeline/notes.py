@@ -6,8 +6,9 @@ are read in the order of their names, which begin with the time: the later word 
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -24,6 +25,7 @@ from ckptmgr.storage.base import Storage
 
 _PIN: Final = "pinned"
 _SUFFIX: Final = ".json"
+_NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{16}\.json")
 
 
 def annotate(
@@ -37,12 +39,21 @@ def annotate(
     Raises:
       InvalidOption: they are not what they must be.
       StepDeleted: it is no longer there.
+      DamagedStep: a note there is claims the end of time.
     """
     said = header(None, metrics, metadata)
     note = Note(time.time(), fetch(said.metrics), dict(said.metadata))
     with storage.reading(name):
-        key = f"{name}/{NOTES}/{time.time_ns():020d}-{nonce()}{_SUFFIX}"
-        storage.add(key, encode_note(note))
+        now = _after(storage.files(f"{name}/{NOTES}"))
+        storage.add(f"{name}/{NOTES}/{now:020d}-{nonce()}{_SUFFIX}", encode_note(note))
+
+
+def _after(files: Iterable[str]) -> int:
+    """Now, in nanoseconds, but later than every note there is: wall clocks jump."""
+    last = max((file for file in files if _NAME.fullmatch(file)), default="")
+    if last.startswith("9" * 20):
+        raise DamagedStep("no note can be later than this one; remove it", file=last)
+    return max(time.time_ns(), int(last[:20] or 0) + 1)
 
 
 def pin(storage: Storage, name: str) -> None:
@@ -61,14 +72,14 @@ def unpin(storage: Storage, name: str) -> None:
 def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
     """What is known of a step, with what its notes say. One that is damaged is logged.
 
-    A step whose notes cannot be listed counts as pinned, as it may be.
+    A step with notes that cannot be listed or read counts as pinned: they may say to keep it.
     """
     try:
         files = storage.files(f"{name}/{NOTES}")
     except NoFile as error:
         logging.warning("the notes of step %s are left out: %s", info.step, error)
         return replace(info, pinned=True)
-    metrics, metadata = dict(info.metrics), dict(info.metadata)
+    metrics, metadata, lost = dict(info.metrics), dict(info.metadata), False
     for file in files:
         if not file.endswith(_SUFFIX):
             continue
@@ -79,10 +90,11 @@ def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
             continue  # the step is being deleted
         except (DamagedStep, StorageError, ValueError) as error:
             logging.warning("a note of step %s is left out: %s", info.step, error)
+            lost = True
             continue
         metrics.update(values)
         metadata.update(note.metadata)
-    return replace(info, metrics=metrics, metadata=metadata, pinned=_PIN in files)
+    return replace(info, metrics=metrics, metadata=metadata, pinned=lost or _PIN in files)
 
 
 def is_note(file: str) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import anyio.to_thread
 import numpy as np
 
-from ckptmgr.errors import CheckpointError, DamagedStep, StorageError, UnsupportedFormat
+from ckptmgr.errors import CheckpointError, DamagedStep, Exhausted, StorageError, UnsupportedFormat
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.bounds import LARGEST_METADATA
 from ckptmgr.format.digest import chunk_checksum, digest
@@ -201,6 +201,8 @@ def _wrong(storage: Storage, check: _Check) -> tuple[list[Problem], int]:
             read_note(storage, check.key)
             return [], 0
         data = storage.read(check.key, check.most, fresh=True)
+    except Exhausted:
+        raise
     except StorageError as error:
         # A file of several leaves that cannot be read is the loss of each of them.
         leaves: list[str | None] = list(dict.fromkeys(leaf for *_, leaf in check.spans))

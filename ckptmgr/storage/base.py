@@ -78,6 +78,8 @@ class Storage(Protocol):
 
         Raises:
           DirectoryLocked: another live writer holds it.
+          StorageError: later, from what begins, deletes or sets aside a step: the place is no
+            longer the one that was locked.
         """
 
     def taken(self, name: str) -> bool:

@@ -15,6 +15,7 @@ from ckptmgr.errors import (
     NoFile,
     NoSpace,
     StorageError,
+    TooManyOpenFiles,
     TruncatedFile,
 )
 from ckptmgr.storage.base import Bytes, refuse_foreign
@@ -54,9 +55,13 @@ def translated(path: str) -> Iterator[None]:
             raise NoFile(
                 "this is no regular file, or does not lie in a directory", file=file
             ) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise TooManyOpenFiles(
+                f"{error.strerror}: close some, or raise the limit (ulimit -n)", file=file
+            ) from error
         if error.errno in _NO_SPACE:
             raise NoSpace(
-                f"{error.strerror}: free some space or keep fewer steps", file=file
+                f"{error.strerror}: free some space, inodes too, or keep fewer steps", file=file
             ) from error
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             raise StorageError(f"{error.strerror}: check owner and mode", file=file) from error

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from ckptmgr.errors import MissingFile, StorageError, TruncatedFile
+from absl import logging
+
+from ckptmgr.errors import CheckpointError, ManagerClosed, MissingFile, StorageError, TruncatedFile
 from ckptmgr.format.step import COMMIT_RECORD, is_leftover, nonce, temporary_name
 from ckptmgr.storage import durable, lock
 from ckptmgr.storage.attempt import LocalAttempt
@@ -32,6 +35,8 @@ class LocalStorage:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self._ensure_lock: Callable[[], None] = _not_locked
+        self._left: dict[str, Callable[[], None]] = {}
 
     def create(self) -> None:
         """Make the directory, not its parents: a mistyped path must not start an empty run."""
@@ -48,9 +53,15 @@ class LocalStorage:
             os.mkdir(self.root, DIRECTORY_MODE)
             sync_directory(parent)
 
-    def lock(self) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
         """Hold `.lock` by flock, as the kernel drops it with the process."""
-        return lock.exclusive_lock(os.path.join(self.root, ".lock"))
+        with lock.exclusive_lock(os.path.join(self.root, ".lock")) as ensure:
+            self._ensure_lock = ensure
+            try:
+                yield
+            finally:
+                self._ensure_lock = _let_go
 
     def taken(self, name: str) -> bool:
         """Whether the path exists."""
@@ -90,11 +101,23 @@ class LocalStorage:
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[LocalAttempt]:
         """A temporary directory beside the final one, removed unless it was published."""
+        self._ensure_lock()
+        for left, remove in list(self._left.items()):
+            self._remove(left, remove)
         attempt = LocalAttempt(self.root, name, self._make_room)
         try:
             yield attempt
         finally:
-            attempt.remove()
+            self._remove(attempt.directory, attempt.remove)
+
+    def _remove(self, path: str, remove: Callable[[], None]) -> None:
+        """What cannot be removed now waits for the next attempt, or for who opens next."""
+        try:
+            remove()
+            self._left.pop(path, None)
+        except CheckpointError as error:
+            logging.warning("%s is left for now: %s", path, error)
+            self._left[path] = remove
 
     def _make_room(self) -> bool:
         """Remove what deletions have left, which nobody writes; whether there was any."""
@@ -129,12 +152,14 @@ class LocalStorage:
 
     def delete(self, name: str) -> None:
         """Rename to a trash name, sync, then remove."""
+        self._ensure_lock()
         trash = os.path.join(self.root, temporary_name(name, "trash"))
         durable.set_aside(os.path.join(self.root, name), trash, to_be_removed=True)
-        remove_tree(trash)
+        self._remove(trash, partial(remove_tree, trash))
 
     def set_aside(self, name: str, kind: str) -> str:
         """Rename; what is there stays as it is."""
+        self._ensure_lock()
         other = temporary_name(name, kind)
         path = os.path.join(self.root, name)
         durable.set_aside(path, os.path.join(self.root, other), to_be_removed=False)
@@ -182,3 +207,11 @@ class LocalStorage:
         for name in found:
             remove_tree(os.path.join(self.root, name))
         return found
+
+
+def _not_locked() -> None:
+    """Who writes one checkpoint at a path takes no lock: its rename adds or exchanges."""
+
+
+def _let_go() -> None:
+    raise ManagerClosed("the directory is no longer this manager's to change")

@@ -13,13 +13,14 @@ import fcntl
 import os
 import socket
 import stat
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
 from ckptmgr.errors import DirectoryLocked, StepDeleted, StepExists, StepHeld, StorageError
-from ckptmgr.storage.files import refuse_links
+from ckptmgr.storage.files import refuse_links, translated
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 # Nothing is in its place, or a link, a directory, a socket.
@@ -52,13 +53,41 @@ def _descriptor(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: str) -> Iterator[None]:
+def exclusive_lock(path: str) -> Iterator[Callable[[], None]]:
     """Hold the lock file at `path`; another holder is refused at once, in this process too.
+
+    What it gives is to be called before anything is changed: it makes sure that the lock
+    still is that of the directory, and makes a lock file anew that somebody removed.
 
     Raises:
       DirectoryLocked: somebody else holds it; the text names host and process.
-      StorageError: the file cannot be made, or the file system has no locks.
+      StorageError: the file cannot be made, or the file system has no locks; later, the
+        directory was removed, moved or replaced.
     """
+    root, mutex = os.path.dirname(path), threading.Lock()
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(_locked(path))
+        with translated(root):
+            directory = stack.enter_context(_descriptor(root, os.O_RDONLY | os.O_DIRECTORY))
+
+        def ensure() -> None:
+            nonlocal held
+            with mutex:
+                if not _is_at(directory, root):
+                    raise StorageError(
+                        "the directory was removed, moved or replaced while this manager had it "
+                        "open; close the manager and open a new one",
+                        file=root,
+                    )
+                if not _is_at(held, path):
+                    logging.warning("the lock file was removed, and is made anew: %s", path)
+                    held = stack.enter_context(_locked(path))
+
+        yield ensure
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         try:
             descriptor = stack.enter_context(_descriptor(path, os.O_RDWR | os.O_CREAT))
@@ -87,7 +116,7 @@ def exclusive_lock(path: str) -> Iterator[None]:
         since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         text = f"host {socket.gethostname()}, pid {os.getpid()}, since {since}\n"
         os.pwrite(descriptor, text.encode(), 0)
-        yield
+        yield descriptor
 
 
 @contextlib.contextmanager

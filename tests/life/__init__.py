@@ -1,0 +1,1 @@
+"""What happens around a trainer that lives for weeks."""
