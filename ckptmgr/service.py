@@ -89,7 +89,8 @@ class Service:
             self._thread.start()
             self._opening.acquire()  # until the thread lets go of it
         except BaseException:
-            self.finish()  # whatever opens by then closes again
+            self.finish()
+            self._end()  # whatever opened by then has let go of the directory
             raise
         if self._failure is not None:
             raise self._failure

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import anyio
 import pytest
 
 import ckptmgr
@@ -79,6 +80,32 @@ def test_an_exception_without_close_saves_too_and_keeps_its_exit_code(run: Path)
     assert process.returncode == 1
     assert errors.strip().endswith("ZeroDivisionError")
     assert steps(run) == [1]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("kind", ["with", "asyncio", "trio"])
+def test_an_exception_in_the_block_is_its_own_and_what_was_queued_is_saved(
+    run: Path, error: type[BaseException], kind: str
+) -> None:
+    """In all three kinds of block; the directory is free at once."""
+
+    def work(manager: ckptmgr.CheckpointManager) -> None:
+        for step in range(3):
+            manager.save(step, {"n": step})
+        raise error
+
+    async def block() -> None:
+        async with ckptmgr.CheckpointManager(run) as manager:
+            work(manager)
+
+    with pytest.raises(error):
+        if kind == "with":
+            with ckptmgr.CheckpointManager(run) as manager:
+                work(manager)
+        else:
+            anyio.run(block, backend=kind)
+    with ckptmgr.CheckpointManager(run) as manager:
+        assert manager.all_steps() == [0, 1, 2]
 
 
 def test_ctrl_c_ends_a_wait_at_once_and_close_stays_within_its_bound(run: Path) -> None:
