@@ -144,6 +144,11 @@ class Catalog:
     def _replace(self, steps: Mapping[int, StepInfo]) -> None:
         self._steps = MappingProxyType(dict(sorted(steps.items())))
 
+    def newest(self) -> str | None:
+        """The name of the newest of them; None where there is none."""
+        steps = self._steps
+        return step_name(max(steps)) if steps else None
+
     def commit_time(self) -> float:
         """Now, but never earlier than the newest commit: wall clocks jump."""
         return max([time.time(), *(info.time for info in self._steps.values())])

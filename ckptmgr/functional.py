@@ -47,6 +47,7 @@ from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.pipeline.verify import VerifyReport
 from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.retention import KeepAll
+from ckptmgr.saver import Saver
 from ckptmgr.service import Service
 from ckptmgr.storage.local import LocalStorage
 from ckptmgr.tree.handlers import Handler
@@ -123,7 +124,8 @@ def save_async(  # as save
     here = Processes(coordinator.index, coordinator.count)
     rules, below = LeafRules(leaf_options), pack_size(_PACK_BELOW)
     books = _Books(storage)
-    service = Service(storage, books, coordinator, max_pending=0, writer=False)
+    saver = Saver(storage, books, coordinator)
+    service = Service(saver, books, coordinator, max_pending=0, writer=False)
 
     def planned_job() -> SaveJob:
         kept, head = None, header(None, None, metadata)
@@ -202,7 +204,7 @@ def load_async(  # as load
     if request.broadcast:
         raise InvalidOption("broadcast is a manager's: CheckpointManager(...).restore()")
     registry, limit = Registry(handlers), limiter(in_flight_bytes)
-    service = Service(storage, _Books(storage), Coordinator(), max_pending=0, writer=False)
+    service = _reader(storage)
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:
@@ -268,7 +270,7 @@ def verify(
       UnsupportedFormat: it was written by a newer version.
     """
     storage, name = _place(path)
-    service = Service(storage, _Books(storage), Coordinator(), max_pending=0, writer=False)
+    service = _reader(storage)
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:
@@ -299,6 +301,13 @@ def _newest(name: str, run: Catalog) -> tuple[int | None, str]:
     return step, step_name(step or 0)
 
 
+def _reader(storage: LocalStorage) -> Service:
+    """A service for a load alone."""
+    books, coordinator = _Books(storage), Coordinator()
+    saver = Saver(storage, books, coordinator)
+    return Service(saver, books, coordinator, max_pending=0, writer=False)
+
+
 class _Books:
     """The ledger of a directory that holds one checkpoint."""
 
@@ -317,6 +326,10 @@ class _Books:
                 "this path exists and is no checkpoint; it is left alone",
                 file=f"{self._storage.root}/{name}",
             ) from error
+
+    def newest(self) -> str | None:
+        """There are no steps."""
+        return None
 
     def commit_time(self) -> float:
         """Now."""

@@ -29,6 +29,9 @@ class Ledger(Protocol):
     def refresh(self) -> None:
         """Look at what is there; once, before any work."""
 
+    def newest(self) -> str | None:
+        """The name of the newest step that is not known to be damaged."""
+
     def commit_time(self) -> float:
         """The time for the next commit record, in seconds since the epoch."""
 

@@ -37,6 +37,7 @@ from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.preemption import Preemption
 from ckptmgr.retention import KeepAll, Retention
 from ckptmgr.run import Run
+from ckptmgr.saver import Saver
 from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, Service
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
@@ -78,6 +79,9 @@ class CheckpointManager(Run):
       read_only: only look and restore; needs no lock and writes nothing.
       tolerated_failures: how many saves in a row may fail, unheard, before the next
         `save` says so by raising EarlierSaveFailed.
+      incremental: link the files of the newest step whose bytes have not changed instead of
+        writing them. Each step stays whole by itself; but a linked file is one copy on the disk,
+        which up to 50 steps share.
       verify_commits: read each step back from the disk before it becomes one, up to 32 MiB at a
         time beside the limit; where it is not what was written the save fails.
       borrow: view jax arrays on CPU instead of copying them. A donated step then
@@ -108,6 +112,7 @@ class CheckpointManager(Run):
         handlers: Sequence[Handler] = (),
         read_only: bool = False,
         tolerated_failures: int = 0,
+        incremental: bool = False,
         verify_commits: bool = False,
         borrow: bool = True,
         on_event: Callable[[Event], object] | None = None,
@@ -136,13 +141,15 @@ class CheckpointManager(Run):
         self._catalog = Catalog(self._storage, keep, self._events)
         self._mutex = threading.Lock()
         pending = count(max_pending, "max_pending")
-        self._service = Service(
+        saver = Saver(
             self._storage,
             self._catalog,
             self._coordinator,
-            pending,
-            writer=not read_only,
             verify=verify_commits,
+            incremental=incremental,
+        )
+        self._service = Service(
+            saver, self._catalog, self._coordinator, pending, writer=not read_only
         )
         # A manager that nobody holds any more finishes its saves and lets the directory go.
         self._end = weakref.finalize(self, self._service.close_quietly)

@@ -28,6 +28,7 @@ from ckptmgr.future import Progress, State
 from ckptmgr.jobs import Ledger, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import commit, reports, write
+from ckptmgr.pipeline.incremental import lending
 from ckptmgr.pipeline.verify import check
 from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.storage.base import Attempt, Storage
@@ -45,6 +46,7 @@ class Saver:
       ledger: the books of that directory.
       coordinator: how the processes agree.
       verify: read back what was written, before it becomes a step.
+      incremental: link the files of the newest step that hold what is to be written.
 
     Attributes:
       topic: what the rounds of this directory are called.
@@ -58,11 +60,13 @@ class Saver:
         coordinator: Coordinator,
         *,
         verify: bool = False,
+        incremental: bool = False,
     ) -> None:
         self._storage = storage
         self._ledger = ledger
         self._coordinator = coordinator
         self._verify = verify
+        self._incremental = incremental
         self.topic = f"path/{digest(storage.root.encode())}"
         self._runs = False  # a run has one save at a time; a path one of each name
         self.given_up = False
@@ -190,7 +194,8 @@ class Saver:
             raise job.fault
         plan = job.planned.plan
         free = self._storage.free_bytes() if self.leads else None
-        if free is not None and free < plan.least_nbytes:
+        # How much of it is linked is known only when it has been read.
+        if free is not None and free < plan.least_nbytes and not self._incremental:
             raise NoSpace(
                 f"the step needs {plan.least_nbytes} bytes and {free} are free; free some, or "
                 "keep fewer steps",
@@ -218,7 +223,9 @@ class Saver:
 
         if not self.leads:
             await anyio.to_thread.run_sync(attempt.join, shared)
-        digests += await write.write(plan, job.handover, attempt, threads, report)
+        newest = self._ledger.newest() if self._incremental else None
+        async with lending(self._storage, newest, plan) as former:
+            digests += await write.write(plan, job.handover, attempt, threads, report, former)
         await commit.put_metadata(plan, job.kept, attempt, threads, leads=self.leads)
         if self.leads:
             return b""  # it keeps the digests itself

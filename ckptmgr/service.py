@@ -34,7 +34,6 @@ from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.snapshot import Handover, take
 from ckptmgr.queue import SaveQueue
 from ckptmgr.saver import Saver
-from ckptmgr.storage.base import Storage
 
 END_SECONDS: Final = 600.0  # how long close(), and the interpreter's exit, wait at the most
 INTERRUPTED_SECONDS: Final = 30.0  # the same after Ctrl-C
@@ -45,25 +44,23 @@ class Service:
     """Runs the saves and loads of one directory until it is closed.
 
     Args:
-      storage: where to.
-      ledger: its books.
+      saver: takes each save through its stages.
+      ledger: the books of the directory.
       coordinator: how it agrees with the services of other processes.
       max_pending: how many saves may wait behind the one being written.
       writer: take the lock and sweep; False only reads.
-      verify: read each step back before it counts.
     """
 
     def __init__(
         self,
-        storage: Storage,
+        saver: Saver,
         ledger: Ledger,
         coordinator: Coordinator,
         max_pending: int,
         *,
         writer: bool,
-        verify: bool = False,
     ) -> None:
-        self._saver = Saver(storage, ledger, coordinator, verify=verify)
+        self._saver = saver
         self._ledger = ledger
         self._writer = writer
         self._alone = coordinator.count == 1

@@ -80,7 +80,8 @@ async def put_metadata(
 
 def _link(attempt: Attempt, name: str, path: str, leaf: str) -> None:
     try:
-        attempt.link(f"{name}/{path}", path)
+        if not attempt.link(f"{name}/{path}", path, None):
+            attempt.copy(f"{name}/{path}", path)
     except (MissingFile, NoFile) as error:
         raise DamagedStep(
             f"a data file of what is kept: {error.message}", leaf=leaf, file=error.file

@@ -15,6 +15,7 @@ from ckptmgr.format.digest import ZEROS, chunk_checksum, digest
 from ckptmgr.format.zarr import RAW
 from ckptmgr.future import Progress
 from ckptmgr.pipeline import codec
+from ckptmgr.pipeline.incremental import Former
 from ckptmgr.pipeline.layout import File
 from ckptmgr.pipeline.plan import Plan
 from ckptmgr.pipeline.snapshot import Handover, Piece
@@ -28,10 +29,12 @@ async def write(
     attempt: Attempt,
     threads: int,
     report: Callable[[Progress], None],
+    former: Former | None = None,
 ) -> list[str]:
     """Write every piece that is handed over; returns the digest of each slot.
 
-    `threads` pieces are in work at a time. `report` hears the progress after each.
+    `threads` pieces are in work at a time. `report` hears the progress after each. What
+    `former` lends is linked instead.
     """
     digests = [""] * len(plan.slot_leaf)
     tally = _Tally(plan, report)
@@ -39,28 +42,28 @@ async def write(
     def worker() -> None:
         while (piece := handover.get()) is not None:
             try:
-                found, parts = _encode(piece)
-                attempt.put(piece.file.path, parts)
+                found = [digest(piece.data()[start:stop]) for start, stop in piece.file.spans]
+                if not (former and former.lends(attempt, piece.file, piece.array, found)):
+                    attempt.put(piece.file.path, _encode(piece))
             finally:
                 piece.lease.release()
             digests[piece.file.slot : piece.file.slot + len(found)] = found
             tally.wrote(piece.file)
-            del piece, parts  # the memory goes before the next piece comes
+            del piece  # its memory goes before the next piece comes
 
     await run_threads(threads, worker, handover.abandon)
     return digests
 
 
-def _encode(piece: Piece) -> tuple[list[str], list[Bytes]]:
-    """The digests of the piece's spans, and the parts of its file."""
+def _encode(piece: Piece) -> list[Bytes]:
+    """The parts of the piece's file."""
+    if piece.array is not None and piece.array.codec != RAW:
+        return [codec.encode(piece.host, piece.array.chunk or (), piece.array.codec)]
     data = piece.data()
     padding = piece.file.nbytes - len(data)
-    found = [digest(data[start:stop]) for start, stop in piece.file.spans]
-    if piece.array is not None and piece.array.codec != RAW:
-        return found, [codec.encode(piece.host, piece.array.chunk or (), piece.array.codec)]
     checksum = chunk_checksum(data, padding)
     whole, rest = divmod(padding, len(ZEROS))
-    return found, [data, *[ZEROS] * whole, ZEROS[:rest], checksum]
+    return [data, *[ZEROS] * whole, ZEROS[:rest], checksum]
 
 
 class _Tally:

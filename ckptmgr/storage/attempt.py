@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from absl import logging
 
@@ -24,9 +26,19 @@ from ckptmgr.storage.files import (
     write_new,
 )
 
-# Another file system, a file of another owner, too many links, no links at all.
+# As many steps may share a file, then it is written anew: a bad sector of it harms all of them.
+MOST_LINKS: Final = 50
+# Gone meanwhile; another file system, a file of another owner, too many links, no links at all.
 _NO_LINK = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+    {
+        errno.ENOENT,
+        errno.EXDEV,
+        errno.EPERM,
+        errno.EACCES,
+        errno.EMLINK,
+        errno.EOPNOTSUPP,
+        errno.ENOSYS,
+    }
 )
 
 
@@ -37,13 +49,21 @@ class LocalAttempt:
       root: where the step will lie.
       name: what it will be called.
       make_room: removes what nobody needs; whether there was anything.
+      no_link: is told why a file could not be linked.
     """
 
-    def __init__(self, root: str, name: str, make_room: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        root: str,
+        name: str,
+        make_room: Callable[[], bool],
+        no_link: Callable[[OSError], None],
+    ) -> None:
         self.directory = os.path.join(root, temporary_name(name, "tmp"))
         self._root = root
         self._name = name
         self._make_room = make_room
+        self._no_link = no_link
         self._shared = False
         self._joined = False
         self._made: set[str] = set()
@@ -78,19 +98,33 @@ class LocalAttempt:
         """Write and fdatasync a new file."""
         self._write(path, lambda: [parts])
 
-    def link(self, key: str, path: str) -> None:
-        """A hard link; a copy where the file system, or the owner of the file, allows none."""
+    def link(self, key: str, path: str, nbytes: int | None) -> bool:
+        """A hard link; False where the file system, or the owner of the file, allows none."""
         source, full = os.path.join(self._root, key), os.path.join(self.directory, path)
         with translated(source):
-            refuse_links(self._root, key)  # nor may the file itself be one
+            refuse_links(self._root, os.path.dirname(key))
+            try:
+                found = os.lstat(source)
+            except FileNotFoundError:
+                return False
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink >= MOST_LINKS:
+                return False
+            if nbytes not in (None, found.st_size):
+                return False
             self._make(os.path.dirname(full))
             try:
                 os.link(source, full, follow_symlinks=False)
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
-                with opened(self._root, key) as descriptor:
-                    self._write(path, lambda: blocks(descriptor))
+                self._no_link(error)
+                return False
+            return True
+
+    def copy(self, key: str, path: str) -> None:
+        """A block at a time."""
+        with opened(self._root, key) as descriptor:
+            self._write(path, lambda: blocks(descriptor))
 
     def _write(self, path: str, batches: Callable[[], Iterable[Sequence[Bytes]]]) -> None:
         full = os.path.join(self.directory, path)

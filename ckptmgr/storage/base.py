@@ -39,10 +39,18 @@ class Attempt(Protocol):
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Store a new file made of `parts`, durable on return."""
 
-    def link(self, key: str, path: str) -> None:
+    def link(self, key: str, path: str, nbytes: int | None) -> bool:
+        """Let a file of a published step, at `key` in the store, be here as well, without a copy.
+
+        Neither is ever changed. False, and nothing is here, where the store cannot do that or
+        does it no more for this file, or where it is missing or has not `nbytes` bytes.
+        """
+
+    def copy(self, key: str, path: str) -> None:
         """Store a file of a published step, at `key` in the store, here as well, durable on return.
 
-        Without a copy where the store can do that: neither is ever changed.
+        Raises:
+          MissingFile: it is not there.
         """
 
     def publish(self, record: bytes, *, replace: bool, former: bytes | None = None) -> None:

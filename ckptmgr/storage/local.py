@@ -36,6 +36,7 @@ class LocalStorage:
     def __init__(self, root: str) -> None:
         self.root = root
         self._ensure_lock: Callable[[], None] = _not_locked
+        self._said_no_link = False
         self._left: dict[str, Callable[[], None]] = {}
 
     def create(self) -> None:
@@ -104,7 +105,7 @@ class LocalStorage:
         self._ensure_lock()
         for left, remove in list(self._left.items()):
             self._remove(left, remove)
-        attempt = LocalAttempt(self.root, name, self._make_room)
+        attempt = LocalAttempt(self.root, name, self._make_room, self._no_link)
         try:
             yield attempt
         finally:
@@ -118,6 +119,11 @@ class LocalStorage:
         except CheckpointError as error:
             logging.warning("%s is left for now: %s", path, error)
             self._left[path] = remove
+
+    def _no_link(self, error: OSError) -> None:
+        if not self._said_no_link:
+            self._said_no_link = True
+            logging.warning("files are copied or written anew, as none can be linked: %s", error)
 
     def _make_room(self) -> bool:
         """Remove what deletions have left, which nobody writes; whether there was any."""

@@ -94,7 +94,12 @@ ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EACCES": errno.EACCES}
 
 def tree(number: int) -> dict[str, Any]:
     """What step `number` holds: an array of its own, a pack, plain values."""
-    return {"w": np.full(150_000, number, np.float64), "s": np.full(5, number), "n": number}
+    return {
+        "w": np.full(150_000, number, np.float64),
+        "s": np.full(5, number),
+        "n": number,
+        "frozen": np.ones(150_000),
+    }
 
 
 def same(found: Any, number: int) -> bool:
@@ -104,6 +109,7 @@ def same(found: Any, number: int) -> bool:
         and bool((found["w"] == number).all())
         and found["w"].shape == (150_000,)
         and found["s"].tolist() == [number] * 5
+        and bool((found["frozen"] == 1).all())
     )
 
 
@@ -118,6 +124,12 @@ def prepared(run: Path) -> None:
 def save(run: Path) -> None:
     """A step more."""
     with CheckpointManager(run) as manager:
+        manager.save(3, tree(3)).result()
+
+
+def incremental(run: Path) -> None:
+    """A step more, a part of which is linked."""
+    with CheckpointManager(run, incremental=True) as manager:
         manager.save(3, tree(3)).result()
 
 
@@ -146,7 +158,8 @@ def merge(run: Path) -> None:
 
 
 OPERATIONS: dict[str, Callable[[Path], None]] = {
-    operation.__name__: operation for operation in (save, overwrite, retain, annotate, merge)
+    operation.__name__: operation
+    for operation in (save, incremental, overwrite, retain, annotate, merge)
 }
 
 
@@ -166,7 +179,7 @@ def check(run: Path, *, acknowledged: bool, operation: str) -> None:
         if operation == "overwrite":
             assert 2 in steps
             assert not acknowledged or same(manager.restore(2), 4)
-        if operation in ("save", "retain"):
+        if operation in ("save", "incremental", "retain"):
             assert not acknowledged or 3 in steps
         assert operation == "retain" or {1, 2} <= set(steps)
         assert max(steps) >= 2  # what is newest is never lost

@@ -136,6 +136,22 @@ def save(directory: str) -> dict[str, Any]:
     }
 
 
+def incremental(directory: str) -> dict[str, Any]:
+    """Two saves of which the second changes one array, one part of it in each process."""
+    me = jax.process_index()
+    own = PerProcess({"index": np.full(300_000, me)})
+    with CheckpointManager(
+        directory, incremental=True, coordinator=Coordinator(timeout=20)
+    ) as manager:
+        for step in (1, 2):
+            changed = put(np.full((2, 300_000), step, np.float32), "x")
+            manager.save(step, {**tree(), "own": own, "changed": changed}).result()
+        found = manager.restore(2)
+    same = np.array_equal(found["own"].value["index"], own.value["index"])
+    right = equal(found["changed"], np.full((2, 300_000), 2, np.float32))
+    return {"equal": all_equal(found) and same and right}
+
+
 def golden(directory: str) -> dict[str, Any]:
     """The golden checkpoint of two processes: parts in packs, chunks of both, own values."""
     leaves = {

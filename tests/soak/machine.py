@@ -58,6 +58,7 @@ def tree(value: int) -> dict[str, Any]:
     return {
         "jax": jnp.full(ITEMS, value, jnp.float32),
         "own": np.full(20_000, value, np.int64),
+        "frozen": np.full(20_000, value // 20, np.int64),
         "small": [np.full(3, value, np.int32)] * 4,
         "python": value,
     }
@@ -77,7 +78,12 @@ class Machine:
     def _opened(self) -> CheckpointManager:
         keep = KeepLast(LAST) | KeepEvery(steps=EVERY) | KeepBest(BEST, mode="max")
         return CheckpointManager(
-            self.run, keep=keep, storage=self.storage, max_pending=4, pack_below="100KiB"
+            self.run,
+            keep=keep,
+            storage=self.storage,
+            max_pending=4,
+            pack_below="100KiB",
+            incremental=True,
         )
 
     def check(self) -> None:
@@ -205,6 +211,7 @@ class Machine:
         assert (found["python"], found["jax"].shape) == (value, (ITEMS,))
         assert bool((found["jax"] == value).all())
         assert bool((found["own"] == value).all())
+        assert bool((found["frozen"] == value // 20).all())
         assert all((small == value).all() for small in found["small"])
         assert dict(self.manager.info(step).metrics) == pytest.approx(
             self.model.steps[step].metrics, nan_ok=True

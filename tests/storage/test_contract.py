@@ -206,23 +206,31 @@ def test_a_file_of_a_published_step_is_linked_and_outlives_it(store: Open) -> No
     storage = opened(store)
     write(storage, "step-00000001", a=b"abc", b=b"old")
     with storage.attempt("step-00000001") as attempt:
-        attempt.link("step-00000001/arrays/a/c", "arrays/kept/c")
+        attempt.link("step-00000001/arrays/a/c", "arrays/kept/c", None)
         attempt.put("arrays/b/c", [b"new"])
         attempt.publish(b"record", replace=True)
     assert storage.read("step-00000001/arrays/kept/c", 3) == b"abc"
     with storage.attempt("step-00000002") as attempt:
-        attempt.link("step-00000001/arrays/kept/c", "arrays/a/c")
+        attempt.link("step-00000001/arrays/kept/c", "arrays/a/c", None)
         attempt.publish(b"record", replace=False)
     storage.delete("step-00000001")
     assert storage.read("step-00000002/arrays/a/c", 3) == b"abc"
 
 
-def test_what_is_missing_cannot_be_linked(store: Open) -> None:
-    """It is an error with the file."""
+def test_what_is_missing_or_has_another_size_is_not_linked(store: Open) -> None:
+    """Nothing is there then; to copy it is an error with the file."""
     storage = opened(store)
     write(storage, "step-00000001", a=b"abc")
-    with pytest.raises(MissingFile), storage.attempt("step-00000002") as attempt:
-        attempt.link("step-00000001/arrays/z/c", "arrays/a/c")
+    with storage.attempt("step-00000002") as attempt:
+        assert not attempt.link("step-00000001/arrays/z/c", "arrays/z/c", None)
+        assert not attempt.link("step-00000001/arrays/a/c", "arrays/a/c", 4)
+        with pytest.raises(MissingFile):
+            attempt.copy("step-00000001/arrays/z/c", "arrays/z/c")
+        attempt.copy("step-00000001/arrays/a/c", "arrays/a/c")
+        assert attempt.link("step-00000001/arrays/a/c", "arrays/b/c", 3)
+        attempt.publish(b"record", replace=False)
+    assert storage.read("step-00000002/arrays/a/c", 3) == b"abc"
+    assert storage.read("step-00000002/arrays/b/c", 3) == b"abc"
 
 
 def test_a_step_with_files_of_somebody_else_is_neither_replaced_nor_deleted(store: Open) -> None:
