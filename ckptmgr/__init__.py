@@ -1,6 +1,6 @@
 """ckptmgr: an async checkpoint manager that lives inside JAX trainers."""
 
-from ckptmgr.cadence import At, Cadence, Every, OnPreemption, WhenIdle
+from ckptmgr.cadence import At, Cadence, Every, OnPreemption, OverheadBelow, WhenIdle
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import (
     CheckpointError,
@@ -83,6 +83,7 @@ __all__ = [
     "Cadence",
     "Every",
     "OnPreemption",
+    "OverheadBelow",
     "WhenIdle",
     # what to keep
     "KeepAll",

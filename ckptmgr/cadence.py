@@ -10,9 +10,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptmgr.errors import InvalidOption
 from ckptmgr.format.step import parse_step
+
+
+class Pace(NamedTuple):
+    """How saving goes.
+
+    Attributes:
+      idle: no save is queued or being written.
+      overhead: what the last save has cost the trainer by now, its stall and what steps took
+        longer, as a part of the time since it began; 0 before the first, infinite as long as
+        it is not known how long steps take without.
+    """
+
+    idle: bool
+    overhead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +36,12 @@ class Offer:
 
     Attributes:
       step: the step on offer.
-      idle: no save is queued or being written.
+      pace: how saving goes.
       preempted: the process was told to end, and no step has been saved for that yet.
     """
 
     step: int
-    idle: bool
+    pace: Pace
     preempted: bool = False
 
 
@@ -103,7 +118,33 @@ class WhenIdle(Cadence):
 
     def due(self, offer: Offer) -> bool:
         """Whether nothing is in flight."""
-        return offer.idle
+        return offer.pace.idle
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadBelow(Cadence):
+    """As often as saves cost less than `share` of the time: `OverheadBelow(0.01)`.
+
+    The next save is due once the last, its stall and what the steps beside it took longer than
+    others, makes less than that share of the time since it began. How long steps take is
+    measured between the steps offered: offer each, or as regularly as can be.
+
+    Raises:
+      InvalidOption: `share` is no number between 0 and 1.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        """Refuse what would never, or always, be due."""
+        if not isinstance(self.share, float) or not 0 < self.share < 1:
+            raise InvalidOption(
+                f"OverheadBelow takes a part of the time, above 0 and below 1, not {self.share!r}"
+            )
+
+    def due(self, offer: Offer) -> bool:
+        """Whether the last save is paid for, and none is in flight."""
+        return offer.pace.idle and offer.pace.overhead < self.share
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from typing import Self, TypeVar, get_args
 
 import anyio.to_thread
 
-from ckptmgr.cadence import Cadence, Offer, OnPreemption, WhenIdle
+from ckptmgr.cadence import Cadence, Offer, OnPreemption
 from ckptmgr.catalog import Catalog
-from ckptmgr.distributed.ahead import Ahead
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, EarlierSaveFailed, StepExists
 from ckptmgr.events import Event, Events
@@ -29,6 +28,7 @@ from ckptmgr.future import SaveFuture, State
 from ckptmgr.jobs import OnBusy, SaveJob, unplanned
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import count, limiter, local_path, pack_size, require
+from ckptmgr.pace import Pacer
 from ckptmgr.pipeline import forms, reports
 from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.leaf_options import LeafRules
@@ -158,9 +158,7 @@ class CheckpointManager(Run):
         if self._listens:
             self._preemption.listen()
         self._forced: Counter[int] = Counter()
-        self._ahead: Ahead | None = None
-        if self._coordinator.count > 1 and when is not None and when.includes(WhenIdle):
-            self._ahead = Ahead(self._coordinator, self._service.topic, first=True)
+        self._pacer = Pacer(when, self._coordinator, self._service.topic)
 
     # Saving
 
@@ -204,6 +202,18 @@ class CheckpointManager(Run):
         """
         number = parse_step(step)
         self._check_writable()
+        with self._pacer.stall():
+            return self._save(number, tree, metrics, metadata, overwrite=overwrite)
+
+    def _save(
+        self,
+        number: int,
+        tree: object,
+        metrics: Mapping[str, object] | None,
+        metadata: Mapping[str, object] | None,
+        *,
+        overwrite: bool,
+    ) -> SaveFuture:
         ticket = self._service.ticket(self._on_busy)
         try:
             head = header(number, metrics, metadata)
@@ -295,12 +305,11 @@ class CheckpointManager(Run):
         self._check_writable()
         preempted = self._preemption.reached(number) if self._listens else False
         pending = self._service.pending()
-        idle = self._ahead.at(number) if self._ahead else not pending
+        pace = self._pacer.at(number, busy=bool(pending))
         due = number > max([*self._catalog.steps, *pending], default=-1) and (
-            self._when is None or self._when.due(Offer(number, idle=idle, preempted=preempted))
+            self._when is None or self._when.due(Offer(number, pace, preempted))
         )
-        if self._ahead:
-            self._ahead.announce(number, following=not (due or pending))
+        self._pacer.decided(number, busy=due or bool(pending))
         return due
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ckptmgr import At, Every, InvalidOption, NotAStep, WhenIdle
-from ckptmgr.cadence import Cadence, Offer
+from ckptmgr.cadence import Cadence, Offer, Pace
 
 
 def due(rule: Cadence, steps: range, *, idle: bool = True) -> list[int]:
     """The steps that a rule asks for."""
-    return [step for step in steps if rule.due(Offer(step, idle=idle))]
+    return [step for step in steps if rule.due(Offer(step, Pace(idle=idle)))]
 
 
 def test_every_so_many_steps() -> None:

@@ -24,6 +24,7 @@ LAYERS = {
     "distributed": 4,
     "options": 4,
     "preemption": 4,
+    "pace": 5,
     "pipeline": 5,
     "catalog": 6,
     "jobs": 6,

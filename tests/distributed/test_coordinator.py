@@ -224,27 +224,27 @@ def test_who_waits_in_vain_for_process_0_is_told() -> None:
 def test_announcements_are_the_same_for_all_and_for_every_step() -> None:
     """Process 0's, made one offer before; a step that was offered before keeps its answer."""
     job = Job()
-    pattern = [True, False, False, True, True, False]
+    pattern = [b"a", b"b", b"b", b"c", b"", b"d"]
 
-    def loop(c: Coordinator) -> list[bool]:
-        ahead, found = Ahead(c, "t", first=True), []
+    def loop(c: Coordinator) -> list[bytes]:
+        ahead, found = Ahead(c, "t", first=b"first"), []
         for step, following in enumerate(pattern):
             found += [ahead.at(step), ahead.at(step)]
-            ahead.announce(step, following=following if c.index == 0 else not following)
-            ahead.announce(step, following=not following)
+            ahead.announce(step, following if c.index == 0 else b"mine")
+            ahead.announce(step, b"late")
             found.append(ahead.at(step))
         return found
 
     answers = job.all(loop)
-    assert answers[0] == [here for here in [True, *pattern[:-1]] for _ in range(3)]
+    assert answers[0] == [here for here in [b"first", *pattern[:-1]] for _ in range(3)]
     assert answers[1] == answers[2] == answers[0]
 
 
 def test_announcing_ahead_tells_who_asks_that_process_0_is_gone() -> None:
     """At the next step."""
-    ahead = Ahead(Job(timeout=0.1).coordinators[1], "t", first=True)
-    assert ahead.at(1)
-    ahead.announce(1, following=False)
+    ahead = Ahead(Job(timeout=0.1).coordinators[1], "t", first=b"first")
+    assert ahead.at(1) == b"first"
+    ahead.announce(1, b"mine")
     with pytest.raises(ProcessSilent):
         ahead.at(2)
 
