@@ -120,7 +120,7 @@ def _refuse(kind: str, fault: Fault | None, file: str) -> None:
 
 def _enveloped(data: bytes, file: str) -> _Envelope:
     """What is in the bytes of a file that proves itself; they are exactly those written."""
-    envelope = _parse(data, _Envelope, file)
+    envelope = _parse(data.removesuffix(b"\n"), _Envelope, file)
     same = msgspec.json.encode(envelope) + b"\n" == data
     if not same or digest(bytes(envelope.record)) != envelope.digest:
         raise DamagedStep("it differs from its own digest", file=file)
@@ -146,7 +146,7 @@ def _versioned(data: bytes, kind: type[_T], file: str, room: int = bounds.room()
 
 
 def _parse(data: bytes, kind: type[_T], file: str, room: int = bounds.room()) -> _T:
-    if bounds.cost(data) > room:
+    if bounds.MOST_PER_BYTE * len(data) > room and bounds.cost(data) > room:
         raise DamagedStep(
             f"its {len(data)} bytes could take {bounds.cost(data)} of memory, more than the "
             f"{room} that a file like this one may",

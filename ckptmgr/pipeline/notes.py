@@ -79,6 +79,8 @@ def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
     except NoFile as error:
         logging.warning("the notes of step %s are left out: %s", info.step, error)
         return replace(info, pinned=True)
+    if not files:
+        return replace(info, pinned=False) if info.pinned else info
     metrics, metadata, lost = dict(info.metrics), dict(info.metadata), False
     for file in files:
         if not file.endswith(_SUFFIX):

@@ -71,9 +71,9 @@ def translated(path: str) -> Iterator[None]:
 @contextlib.contextmanager
 def opened(root: str, key: str) -> Iterator[int]:
     """A regular file under `root` open for reading, never through a link."""
-    path = os.path.join(root, key)
+    path = f"{root}/{key}"
     with translated(path):
-        refuse_links(root, os.path.dirname(key))
+        refuse_links(root, key.rpartition("/")[0])
         # NONBLOCK: a FIFO in the place of a file must not hang the reader.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(path, flags)
@@ -93,7 +93,7 @@ def refuse_links(root: str, key: str) -> None:
     """
     path = root
     for part in filter(None, key.split("/")):
-        path = os.path.join(path, part)
+        path = f"{path}/{part}"
         if os.path.islink(path):
             raise NoFile("this is a link, not a directory", file=path)
 

@@ -81,7 +81,7 @@ class LocalStorage:
 
     def read(self, key: str, limit: int, *, fresh: bool = False) -> bytes:
         """The whole file, refused unread where it is larger than `limit`."""
-        path = os.path.join(self.root, key)
+        path = f"{self.root}/{key}"
         with opened(self.root, key) as descriptor:
             if fresh:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -92,7 +92,7 @@ class LocalStorage:
 
     def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
         """One open, preadv until the buffer is full, one close."""
-        path = os.path.join(self.root, key)
+        path = f"{self.root}/{key}"
         with opened(self.root, key) as descriptor:
             found = os.fstat(descriptor).st_size
             if found != size:
@@ -199,10 +199,12 @@ class LocalStorage:
 
     def files(self, key: str) -> list[str]:
         """What is in a directory of a step; nothing where there is none."""
-        with translated(key):
+        path = f"{self.root}/{key}"
+        with translated(path):
             try:
+                os.lstat(path)  # of most steps this is all: nothing was noted of them
                 refuse_links(self.root, key)
-                return sorted(os.listdir(os.path.join(self.root, key)))
+                return sorted(os.listdir(path))
             except FileNotFoundError:
                 return []
 

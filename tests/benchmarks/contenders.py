@@ -6,8 +6,11 @@ clock runs, as a trainer opens its checkpointer once.
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import mmap
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +19,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import safetensors.flax
 from jax.experimental.array_serialization import pytree_serialization
 
 import ckptmgr
@@ -28,6 +32,10 @@ T = TypeVar("T")
 class Contender(ABC):
     """Somebody who saves and restores trees in one directory.
 
+    Args:
+      directory: that one.
+      keep: how many of the newest steps to keep; None: all.
+
     Attributes:
       donation_safe: whether the tree may be donated while it is being saved.
     """
@@ -35,8 +43,9 @@ class Contender(ABC):
     name: ClassVar[str]
     donation_safe: ClassVar[bool] = True
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, keep: int | None = None) -> None:
         self.directory = directory
+        self.keep = keep
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +71,8 @@ class Ckptmgr(Contender):
     name = "ckptmgr"
 
     def __enter__(self) -> Self:
-        self._manager = ckptmgr.CheckpointManager(self.directory)
+        keep = ckptmgr.KeepLast(self.keep) if self.keep else ckptmgr.KeepAll()
+        self._manager = ckptmgr.CheckpointManager(self.directory, keep=keep)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -87,7 +97,8 @@ class Orbax(Contender):
     name = "orbax"
 
     def __enter__(self) -> Self:
-        self._manager = ocp.CheckpointManager(self.directory)
+        options = ocp.CheckpointManagerOptions(max_to_keep=self.keep)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -104,6 +115,34 @@ class Orbax(Contender):
         return jax.block_until_ready(
             self._manager.restore(step, args=ocp.args.StandardRestore(target))
         )
+
+
+class OrbaxZarr3(Contender):
+    """Orbax's asynchronous checkpointer set to what we do: Zarr v3, no OCDBT, no compression."""
+
+    name = "orbax zarr3"
+
+    def __enter__(self) -> Self:
+        handler = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=False, use_zarr3=True, use_compression=False
+        )
+        self._checkpointer = ocp.AsyncCheckpointer(handler)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._checkpointer.close()
+
+    def save(self, step: int, tree: object) -> Callable[[], object]:
+        """`save` with PyTreeSave."""
+        self._checkpointer.save(self._place(step), args=ocp.args.PyTreeSave(tree))
+        return functools.partial(_finish, self._checkpointer)
+
+    def restore(self, step: int, like: object) -> object:
+        """`restore` with PyTreeRestore."""
+        wanted = ocp.args.PyTreeRestore(
+            like, restore_args=ocp.checkpoint_utils.construct_restore_args(like)
+        )
+        return jax.block_until_ready(self._checkpointer.restore(self._place(step), args=wanted))
 
 
 def _finish(manager: Any) -> object:  # Orbax's, without types
@@ -129,6 +168,36 @@ class JaxSerialization(Contender):
         """`load` with the shardings of the tree."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
         return jax.block_until_ready(pytree_serialization.load(self._place(step), shardings))
+
+
+class Safetensors(Contender):
+    """safetensors' writer for flax, which is synchronous; synced, as it does not do that."""
+
+    name = "safetensors"
+
+    def save(self, step: int, tree: object) -> Callable[[], object]:
+        """`save_file`: the trainer waits for all of it."""
+        flat = {
+            jax.tree_util.keystr(path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        safetensors.flax.save_file(flat, self._place(step))
+        for path in (self._place(step), self.directory):
+            _sync(path)
+        return lambda: None
+
+    def restore(self, step: int, like: object) -> object:
+        """`load_file`."""
+        found = safetensors.flax.load_file(self._place(step))
+        paths, treedef = jax.tree_util.tree_flatten_with_path(like)
+        leaves = [found[jax.tree_util.keystr(path)] for path, _ in paths]
+        return jax.block_until_ready(jax.tree.unflatten(treedef, leaves))
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 class Raw(Contender):
@@ -157,9 +226,7 @@ class Raw(Contender):
     ) -> list[T]:
         with ThreadPoolExecutor(self.threads) as pool:
             found = list(pool.map(do, paths, arrays))
-        descriptor = os.open(os.path.dirname(paths[0]), os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        _sync(os.path.dirname(paths[0]))
         return found
 
     @staticmethod
@@ -183,6 +250,33 @@ class Raw(Contender):
         return buffer.view(leaf.dtype).reshape(leaf.shape)
 
 
+class Direct(Raw):
+    """The same past the page cache (O_DIRECT): through an aligned buffer, 8 MiB a time."""
+
+    name = "direct"
+    _own = threading.local()
+
+    @classmethod
+    def _write(cls, path: str, view: Array) -> None:
+        if not hasattr(cls._own, "buffer"):
+            cls._own.buffer = mmap.mmap(-1, 8 << 20)
+        buffer = memoryview(cls._own.buffer)
+        data = np.asarray(view).reshape(-1).view(np.uint8).data
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
+        while data:
+            part = min(len(data), len(buffer))
+            buffer[:part] = data[:part]
+            whole = part - part % mmap.PAGESIZE
+            if whole:
+                assert os.write(descriptor, buffer[:whole]) == whole
+            if part > whole:  # the tail goes through the cache
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+                assert os.write(descriptor, buffer[whole:part]) == part - whole
+            data = data[part:]
+        os.fdatasync(descriptor)
+        os.close(descriptor)
+
+
 class Raw1(Raw):
     """With 1 thread."""
 
@@ -201,4 +295,24 @@ class Raw4(Raw):
     name, threads = "raw x4", 4
 
 
-ALL: tuple[type[Contender], ...] = (Ckptmgr, Orbax, JaxSerialization, Raw1, Raw2, Raw4)
+class Direct1(Direct):
+    """With 1 thread."""
+
+    name = "direct x1"
+
+
+class Direct2(Direct):
+    """With 2 threads."""
+
+    name, threads = "direct x2", 2
+
+
+class Direct4(Direct):
+    """With 4 threads."""
+
+    name, threads = "direct x4", 4
+
+
+RIVALS: tuple[type[Contender], ...] = (Orbax, OrbaxZarr3, JaxSerialization, Safetensors)
+RAW: tuple[type[Contender], ...] = (Raw1, Raw2, Raw4, Direct1, Direct2, Direct4)
+ALL: tuple[type[Contender], ...] = (Ckptmgr, *RIVALS, *RAW)
