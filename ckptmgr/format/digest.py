@@ -10,21 +10,44 @@ from __future__ import annotations
 import crc32c as _crc32c
 import xxhash
 
-ZEROS = bytes(1 << 20)
-
 
 def digest(data: bytes | memoryview) -> str:
     """The xxh3-128 of contiguous bytes as 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def chunk_checksum(data: bytes | memoryview, padding: int) -> bytes:
-    """The crc32c of `data` followed by `padding` zero bytes, as the 4 bytes a Zarr chunk ends on.
+class Digest:
+    """The digest of bytes that come part by part."""
+
+    __slots__ = ("_hash",)
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, part: bytes | memoryview) -> None:
+        """The next part."""
+        self._hash.update(part)
+
+    def text(self) -> str:
+        """What `digest` says of all parts together."""
+        return self._hash.hexdigest()
+
+
+class Checksum:
+    """The crc32c of bytes that come part by part, as the 4 bytes that a Zarr chunk ends on.
 
     https://zarr-specs.readthedocs.io/en/latest/v3/codecs/crc32c/index.html
     """
-    value = _crc32c.crc32c(data)
-    while padding > 0:
-        value = _crc32c.crc32c(ZEROS[:padding], value)
-        padding -= len(ZEROS)
-    return value.to_bytes(4, "little")
+
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def add(self, part: bytes | memoryview) -> None:
+        """The next part."""
+        self._value = _crc32c.crc32c(part, self._value)
+
+    def stored(self) -> bytes:
+        """As it is stored."""
+        return self._value.to_bytes(4, "little")

@@ -20,7 +20,7 @@ import numpy as np
 from ckptmgr.errors import CheckpointError, DamagedStep, Exhausted, StorageError, UnsupportedFormat
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.bounds import LARGEST_METADATA
-from ckptmgr.format.digest import chunk_checksum, digest
+from ckptmgr.format.digest import Checksum, digest
 from ckptmgr.format.manifest import ArrayEntry, Grid, Manifest
 from ckptmgr.format.step import ARRAYS, COMMIT_RECORD, NOTES, PACKS
 from ckptmgr.format.zarr import RAW
@@ -235,6 +235,12 @@ def _wrong_data(check: _Check, data: bytes, problem: _Says) -> list[Problem]:
         for start, stop, proof, leaf in check.spans
         if digest(decoded[start:stop]) != proof
     ]
-    if not problems and check.coded is None and chunk_checksum(decoded[:-4], 0) != data[-4:]:
+    if not problems and check.coded is None and _checksum(decoded[:-4]) != data[-4:]:
         problems.append(problem("its padding or its checksum is not what was written"))
     return problems
+
+
+def _checksum(data: bytes | memoryview) -> bytes:
+    found = Checksum()
+    found.add(data)
+    return found.stored()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from ckptmgr.format.digest import ZEROS, chunk_checksum, digest
+from ckptmgr.format.digest import Checksum, Digest, digest
 from ckptmgr.format.zarr import RAW
 from ckptmgr.future import Progress
 from ckptmgr.pipeline import codec
@@ -20,7 +20,9 @@ from ckptmgr.pipeline.layout import File
 from ckptmgr.pipeline.plan import Plan
 from ckptmgr.pipeline.snapshot import Handover, Piece
 from ckptmgr.pipeline.workers import run_threads
-from ckptmgr.storage.base import Attempt, Bytes
+from ckptmgr.storage.base import BLOCK, Attempt, Bytes
+
+_ZEROS = bytes(BLOCK)
 
 
 async def write(
@@ -42,9 +44,7 @@ async def write(
     def worker() -> None:
         while (piece := handover.get()) is not None:
             try:
-                found = [digest(piece.data()[start:stop]) for start, stop in piece.file.spans]
-                if not (former and former.lends(attempt, piece.file, piece.array, found)):
-                    attempt.put(piece.file.path, _encode(piece))
+                found = _put(piece, attempt, former)
             finally:
                 piece.lease.release()
             digests[piece.file.slot : piece.file.slot + len(found)] = found
@@ -55,15 +55,54 @@ async def write(
     return digests
 
 
-def _encode(piece: Piece) -> list[Bytes]:
-    """The parts of the piece's file."""
-    if piece.array is not None and piece.array.codec != RAW:
-        return [codec.encode(piece.host, piece.array.chunk or (), piece.array.codec)]
-    data = piece.data()
-    padding = piece.file.nbytes - len(data)
-    checksum = chunk_checksum(data, padding)
-    whole, rest = divmod(padding, len(ZEROS))
-    return [data, *[ZEROS] * whole, ZEROS[:rest], checksum]
+def _put(piece: Piece, attempt: Attempt, former: Former | None) -> list[str]:
+    """Put a piece's file, or have it linked; the digests of its spans."""
+    data, file, array = piece.data(), piece.file, piece.array
+    raw = array is None or array.codec == RAW
+    if raw and former is None and len(file.spans) == 1:
+        chunk = _Chunk(data, file.nbytes)
+        attempt.put(file.path, chunk)
+        return [chunk.digest.text()]
+    found = [digest(data[start:stop]) for start, stop in file.spans]
+    if former and former.lends(attempt, file, array, found):
+        return found
+    if array is None or raw:
+        attempt.put(file.path, _Chunk(data, file.nbytes))
+    else:
+        attempt.put(file.path, [codec.encode(piece.host, array.chunk or (), array.codec)])
+    return found
+
+
+class _Chunk:
+    """The bytes of a chunk's file, in blocks, each digested when it is asked for.
+
+    So it is read from memory once: for its digest, its checksum and the store.
+
+    Args:
+      data: what it holds; nbytes: how much that is with the zeros up to the chunk's edge.
+
+    Attributes:
+      digest: of the data, once all has been gone through.
+    """
+
+    def __init__(self, data: memoryview, nbytes: int) -> None:
+        self._data = data
+        self._nbytes = nbytes
+        self.digest = Digest()
+
+    def __iter__(self) -> Iterator[Bytes]:
+        """From its beginning."""
+        self.digest, checksum = Digest(), Checksum()
+        for start in range(0, len(self._data), BLOCK):
+            block = self._data[start : start + BLOCK]
+            self.digest.add(block)
+            checksum.add(block)
+            yield block
+        for start in range(len(self._data), self._nbytes, BLOCK):
+            zeros = _ZEROS[: self._nbytes - start]
+            checksum.add(zeros)
+            yield zeros
+        yield checksum.stored()
 
 
 class _Tally:

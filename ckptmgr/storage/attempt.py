@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from absl import logging
@@ -18,13 +18,14 @@ from ckptmgr.storage import durable
 from ckptmgr.storage.base import Bytes
 from ckptmgr.storage.files import (
     DIRECTORY_MODE,
-    blocks,
+    Blocks,
     opened,
     refuse_links,
     remove_tree,
     translated,
     write_new,
 )
+from ckptmgr.storage.stage import Stages
 
 # As many steps may share a file, then it is written anew: a bad sector of it harms all of them.
 MOST_LINKS: Final = 50
@@ -48,6 +49,7 @@ class LocalAttempt:
     Args:
       root: where the step will lie.
       name: what it will be called.
+      stages: the buffers of its writers.
       make_room: removes what nobody needs; whether there was anything.
       no_link: is told why a file could not be linked.
     """
@@ -56,12 +58,14 @@ class LocalAttempt:
         self,
         root: str,
         name: str,
+        stages: Stages,
         make_room: Callable[[], bool],
         no_link: Callable[[OSError], None],
     ) -> None:
         self.directory = os.path.join(root, temporary_name(name, "tmp"))
         self._root = root
         self._name = name
+        self._stages = stages
         self._make_room = make_room
         self._no_link = no_link
         self._shared = False
@@ -94,9 +98,18 @@ class LocalAttempt:
         """Sync every directory that files were put into, and those above, bottom-up."""
         durable.sync_all(self._made)
 
-    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+    def put(self, path: str, parts: Iterable[Bytes]) -> None:
         """Write and fdatasync a new file."""
-        self._write(path, lambda: [parts])
+        full = os.path.join(self.directory, path)
+        try:
+            self._write(full, parts)
+        except NoSpace:
+            # Once more, as another file: of the first one nothing can be known any more.
+            with contextlib.suppress(OSError):
+                os.unlink(full)
+            if not self._make_room():
+                raise
+            self._write(full, parts)
 
     def link(self, key: str, path: str, nbytes: int | None) -> bool:
         """A hard link; False where the file system, or the owner of the file, allows none."""
@@ -124,24 +137,12 @@ class LocalAttempt:
     def copy(self, key: str, path: str) -> None:
         """A block at a time."""
         with opened(self._root, key) as descriptor:
-            self._write(path, lambda: blocks(descriptor))
+            self.put(path, Blocks(descriptor))
 
-    def _write(self, path: str, batches: Callable[[], Iterable[Sequence[Bytes]]]) -> None:
-        full = os.path.join(self.directory, path)
-        try:
-            self._write_once(full, batches())
-        except NoSpace:
-            # Once more, as another file: of the first one nothing can be known any more.
-            with contextlib.suppress(OSError):
-                os.unlink(full)
-            if not self._make_room():
-                raise
-            self._write_once(full, batches())
-
-    def _write_once(self, full: str, batches: Iterable[Sequence[Bytes]]) -> None:
+    def _write(self, full: str, parts: Iterable[Bytes]) -> None:
         with translated(full):
             self._make(os.path.dirname(full))
-            write_new(full, batches)
+            write_new(full, parts, self._stages)
 
     def _make(self, directory: str) -> None:
         """Make a directory and those above it up to the temporary one, each once."""

@@ -10,14 +10,15 @@ Calls block and come from several threads at a time, never from the event loop's
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ckptmgr.errors import StorageError
 from ckptmgr.format.step import foreign, step_number
 
 Bytes: TypeAlias = bytes | memoryview
+BLOCK: Final = 1 << 20  # bytes: what is moved at a time stays in the processor's cache
 
 
 class Attempt(Protocol):
@@ -36,8 +37,8 @@ class Attempt(Protocol):
     def sync(self) -> None:
         """Make what was put durable for whoever publishes it: the names of the files too."""
 
-    def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Store a new file made of `parts`, durable on return."""
+    def put(self, path: str, parts: Iterable[Bytes]) -> None:
+        """Store a new file made of `parts`, durable on return. They may be gone through again."""
 
     def link(self, key: str, path: str, nbytes: int | None) -> bool:
         """Let a file of a published step, at `key` in the store, be here as well, without a copy.
@@ -102,8 +103,19 @@ class Storage(Protocol):
     def read(self, key: str, limit: int, *, fresh: bool = False) -> bytes:
         """The whole of a file of at most `limit` bytes; if `fresh`, past what is cached of it."""
 
-    def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
-        """Fill `buffer` from `offset` on, of a file that must be `size` bytes long."""
+    def read_into(
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        offset: int,
+        size: int,
+        seen: Callable[[memoryview], object] = len,
+    ) -> None:
+        """Fill `buffer` from `offset` on, of a file that must be `size` bytes long.
+
+        `seen` is called with each part of it, in order, as soon as it is filled.
+        """
 
     def nbytes(self, name: str) -> int:
         """The bytes of all files of a step."""

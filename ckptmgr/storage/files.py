@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from ckptmgr.errors import (
     CheckpointError,
@@ -18,23 +18,22 @@ from ckptmgr.errors import (
     TooManyOpenFiles,
     TruncatedFile,
 )
-from ckptmgr.storage.base import Bytes, refuse_foreign
+from ckptmgr.storage.base import BLOCK, Bytes, refuse_foreign
+from ckptmgr.storage.stage import Stages, write
 
 DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
-_MOST_PARTS = 1024  # IOV_MAX on Linux
-_BLOCK = 1 << 20
 _NO_FILE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def write_new(path: str, batches: Iterable[Sequence[Bytes]]) -> None:
+def write_new(path: str, parts: Iterable[Bytes], stages: Stages) -> None:
     """Write a new file and sync its bytes; its name is not durable yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, _FILE_MODE)
     try:
-        for parts in batches:
-            write_all(descriptor, parts)
+        with stages.lent() as stage:
+            write(descriptor, parts, stage)
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
@@ -109,32 +108,34 @@ def read_whole(descriptor: int, size: int, path: str) -> bytes:
     return data
 
 
-def blocks(descriptor: int) -> Iterator[list[bytes]]:
+class Blocks:
     """An open file from its beginning, a block at a time."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    while block := os.read(descriptor, _BLOCK):
-        yield [block]
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Once more."""
+        offset = 0
+        while block := os.pread(self._descriptor, BLOCK, offset):
+            yield block
+            offset += len(block)
 
 
-def fill(descriptor: int, buffer: memoryview, offset: int, path: str) -> None:
-    """Fill a buffer from an offset of an open file on."""
+def fill(
+    descriptor: int,
+    buffer: memoryview,
+    offset: int,
+    path: str,
+    seen: Callable[[memoryview], object],
+) -> None:
+    """Fill a buffer from an offset of an open file on; `seen` gets each block of it."""
     while buffer:
-        count = os.preadv(descriptor, [buffer], offset)
+        count = os.preadv(descriptor, [buffer[:BLOCK]], offset)
         if count == 0:
             raise TruncatedFile(f"the file ends at byte {offset}", file=path)
+        seen(buffer[:count])
         buffer, offset = buffer[count:], offset + count
-
-
-def write_all(descriptor: int, parts: Sequence[Bytes]) -> None:
-    """Write all parts, however little of them goes at a time."""
-    left = [memoryview(part).cast("B") for part in parts if len(part)]
-    while left:
-        count = os.writev(descriptor, left[:_MOST_PARTS])
-        while count:
-            taken = min(count, len(left[0]))
-            left[0], count = left[0][taken:], count - taken
-            if not left[0]:
-                del left[0]
 
 
 def refuse_foreign_in(path: str) -> None:

@@ -24,18 +24,20 @@ from ckptmgr.storage.files import (
     translated,
     write_new,
 )
+from ckptmgr.storage.stage import Stages
 
 
 class LocalStorage:
     """A directory on a local file system."""
 
-    # Measured with 16 MiB chunks on ext4: both gain up to four, most of the time on fdatasync.
+    # Measured with 16 MiB chunks on ext4: with twice as many no gain, with half a loss.
     write_tasks = 4
-    read_tasks = 4
+    read_tasks = 8
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._ensure_lock: Callable[[], None] = _not_locked
+        self._stages = Stages()
         self._said_no_link = False
         self._left: dict[str, Callable[[], None]] = {}
 
@@ -90,14 +92,22 @@ class LocalStorage:
                 raise TruncatedFile(f"{size} bytes where at most {limit} are allowed", file=path)
             return read_whole(descriptor, size, path)
 
-    def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+    def read_into(
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        offset: int,
+        size: int,
+        seen: Callable[[memoryview], object] = len,
+    ) -> None:
         """One open, preadv until the buffer is full, one close."""
         path = f"{self.root}/{key}"
         with opened(self.root, key) as descriptor:
             found = os.fstat(descriptor).st_size
             if found != size:
                 raise TruncatedFile(f"{found} bytes long, not {size}", file=path)
-            fill(descriptor, buffer, offset, path)
+            fill(descriptor, buffer, offset, path, seen)
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[LocalAttempt]:
@@ -105,7 +115,7 @@ class LocalStorage:
         self._ensure_lock()
         for left, remove in list(self._left.items()):
             self._remove(left, remove)
-        attempt = LocalAttempt(self.root, name, self._make_room, self._no_link)
+        attempt = LocalAttempt(self.root, name, self._stages, self._make_room, self._no_link)
         try:
             yield attempt
         finally:
@@ -181,7 +191,7 @@ class LocalStorage:
             refuse_links(self.root, os.path.dirname(key))
             sync_directory(os.path.dirname(directory))  # whoever made it may have died
             try:
-                write_new(new, [[data]])
+                write_new(new, [data], self._stages)
                 os.rename(new, path)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):

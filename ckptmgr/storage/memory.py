@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from ckptmgr.errors import (
     DirectoryLocked,
@@ -77,7 +77,15 @@ class MemoryStorage:
             raise TruncatedFile(f"{len(data)} bytes where at most {limit} are allowed", file=key)
         return data
 
-    def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+    def read_into(
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        offset: int,
+        size: int,
+        seen: Callable[[memoryview], object] = len,
+    ) -> None:
         """Copy a part of a file."""
         data = self._file(key)
         if len(data) != size:
@@ -85,6 +93,7 @@ class MemoryStorage:
         if offset + len(buffer) > size:
             raise TruncatedFile(f"the file ends at byte {size}", file=key)
         buffer[:] = data[offset : offset + len(buffer)]
+        seen(buffer)
 
     def nbytes(self, name: str) -> int:
         """Of those that are there."""
@@ -196,7 +205,7 @@ class MemoryAttempt:
     def sync(self) -> None:
         """What is in memory is as durable as it will be."""
 
-    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+    def put(self, path: str, parts: Iterable[Bytes]) -> None:
         """Keep a copy."""
         if path in self._files:
             raise StepExists("this file was put before", file=path)

@@ -664,9 +664,9 @@ def broadcast(directory: str) -> dict[str, Any]:
     reads: list[str] = []
 
     class Counting(LocalStorage):
-        def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+        def read_into(self, key: str, buffer: memoryview, **how: Any) -> None:
             reads.append(key)
-            super().read_into(key, buffer, offset=offset, size=size)
+            super().read_into(key, buffer, **how)
 
     heard: list[str] = []
 

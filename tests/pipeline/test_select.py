@@ -25,11 +25,11 @@ class Counting(LocalStorage):
         self.read_bytes = 0
         self.reads = 0
 
-    def read_into(self, key: str, buffer: memoryview, *, offset: int, size: int) -> None:
+    def read_into(self, key: str, buffer: memoryview, **how: Any) -> None:
         """Counted."""
         self.read_bytes += len(buffer)
         self.reads += 1
-        super().read_into(key, buffer, offset=offset, size=size)
+        super().read_into(key, buffer, **how)
 
 
 def state() -> dict[str, Any]:
