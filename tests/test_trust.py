@@ -135,9 +135,9 @@ def test_commits_are_verified_before_older_steps_may_go(
         real = os.writev
 
         def writev(descriptor: int, parts: Any) -> int:
-            if lies.is_set() and len(parts) > 1:
+            if lies.is_set() and len(parts[0]) > 100_000:
                 lies.clear()
-                parts = [bytes(len(parts[0])), *parts[1:]]
+                parts[0][:] = bytes(len(parts[0]))
             return real(descriptor, parts)
 
         monkeypatch.setattr(os, "writev", writev)

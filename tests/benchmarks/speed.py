@@ -113,12 +113,14 @@ def measure_loop(contender: type[Contender], tree: object, directory: str) -> Fi
     return {"loop_stall": stall, "step_excess": max(0.0, excess)}
 
 
-def run(work: str, directory: str, rounds: int) -> dict[str, object]:
-    """All rounds of one work."""
+def run(work: str, directory: str, rounds: int, who: str = "") -> dict[str, object]:
+    """All rounds of one work, by those whose names begin with one of `who`."""
     tree = jax.block_until_ready(WORKS[work]())
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(rounds + 1):
         for contender in ALL:
+            if not contender.name.startswith(tuple(who.split(","))):
+                continue
             loop = contender.donation_safe and not contender.name.startswith("raw")
             for probe in [measure, measure_loop] if loop else [measure]:
                 release_memory()
@@ -139,10 +141,12 @@ def main() -> None:
     parser.add_argument("work", choices=sorted(WORKS))
     parser.add_argument("directory")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--who", default="")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     with contextlib.redirect_stdout(sys.stderr):
-        result = run(arguments.work, os.path.abspath(arguments.directory), arguments.rounds)
+        directory = os.path.abspath(arguments.directory)
+        result = run(arguments.work, directory, arguments.rounds, arguments.who)
     print(json.dumps(result))
 
 
