@@ -1,9 +1,13 @@
-"""The last few values, by keys as long as a tree has leaves: each is hashed once."""
+"""The last few values, by keys as long as a tree has leaves.
+
+A key is compared, not hashed: of one that comes again most parts are the same objects,
+which Python sees at once, while a hash has to ask each of them.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,7 +18,7 @@ T = TypeVar("T")
 class Slot(Generic[T]):
     """A place for a value, and what the value was made for."""
 
-    key: Hashable
+    key: object
     value: T | None = None
 
 
@@ -22,23 +26,20 @@ class Cache(Generic[T]):
     """Keeps the values of the last `size` keys that were new."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._slots: OrderedDict[int, Slot[T]] = OrderedDict()
+        self._slots: deque[Slot[T]] = deque(maxlen=size)
 
-    def slot(self, make: Callable[[], Hashable]) -> Slot[T]:
+    def slot(self, make: Callable[[], object]) -> Slot[T]:
         """The place of a key; one that is not kept where the key cannot be compared."""
         try:
             key = make()
-            code = hash(key)
-            found = self._slots.get(code)
-            if found is not None and found.key == key:
-                return found
-        except Exception:  # noqa: BLE001  # of the __eq__, __hash__ or __repr__ of a user's aux data
+            for slot in self._slots:
+                if slot.key == key:
+                    return slot
+        except Exception:  # noqa: BLE001  # of the __eq__ or __repr__ of a user's aux data
             return Slot(None)
-        slot = self._slots[code] = Slot(key)
-        if len(self._slots) > self._size:
-            self._slots.popitem(last=False)
-        return slot
+        new: Slot[T] = Slot(key)
+        self._slots.appendleft(new)
+        return new
 
     def __len__(self) -> int:
         """How many are kept."""

@@ -175,24 +175,22 @@ class _Camera:
                 return False
             with _released_on_error(lease):
                 buffer = np.zeros(file.spans[-1][1], np.uint8)
-                for start, stop in file.spans:
-                    self._copy_small(next(packed), buffer[start:stop])
+                for (start, _), array in zip(file.spans, packed):  # noqa: B905  # the rest is the next file's
+                    self._copy_small(array, np.ndarray(array.shape, array.dtype, buffer, start))
             self._ready.append(Piece(file, buffer, 0, len(buffer), lease))
         return True
 
     def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
-        source, path = self._source(array), self._plan.paths[array.leaf]
-        typed = target.view(array.dtype)
-        if len(array.boxes) == 1:
-            host = _host(source, array.boxes[0], path).reshape(-1)
-            if host.dtype == array.dtype:  # thousands of small leaves: a call less for each
-                typed[...] = host
-            else:
-                fill(typed, host, path)
+        source, path = self._arrays[array.leaf][array.name], self._plan.paths[array.leaf]
+        if len(array.boxes) > 1:
+            for box in array.boxes:
+                fill(target[box.index], _host(source, box, path), path)
             return
-        whole = typed.reshape(array.shape)
-        for box in array.boxes:
-            fill(whole[box.index], _host(source, box, path), path)
+        host = _host(source, array.boxes[0], path)
+        if host.dtype == array.dtype:  # thousands of small leaves: a call less for each
+            target[...] = host
+        else:
+            fill(target, host, path)
 
     def _source(self, array: PlannedArray) -> Array:
         return self._arrays[array.leaf][array.name]
