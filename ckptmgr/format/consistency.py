@@ -7,11 +7,12 @@ anything is allocated, opened or repeated by it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from ckptmgr.format import keypath, zarr
 from ckptmgr.format.bounds import (
@@ -56,6 +57,7 @@ _MOST_BYTES = 2**63  # what numpy and jax can count
 
 
 _KEYED = DictNode | ListNode | TupleNode | NamedTupleNode
+_OfForm: TypeAlias = "Callable[[str, Shape, ShardingEntry | None], str | None]"
 
 
 class Fault(NamedTuple):
@@ -109,8 +111,9 @@ def of_manifest(manifest: Manifest) -> Fault | None:
     packs = {pack.process: pack for pack in manifest.packs}
     if len({leaf.path for leaf in manifest.leaves}) != len(manifest.leaves):
         return Fault("two leaves have the same path")
+    form = functools.cache(_of_form)  # most of thousands of leaves are of a few
     for leaf in manifest.leaves:
-        what = _of_leaf(leaf, packs)
+        what = _of_leaf(leaf, packs, form)
         if what:
             return Fault(what, leaf.path)
     return _of_places(manifest) or _of_paths(manifest)
@@ -146,7 +149,10 @@ def of_structure(structure: Node) -> Fault | None:
 
 
 def _children(node: Node) -> Sequence[Node]:
-    return () if isinstance(node, int | NoneNode) else node.children
+    # The first by far the most often, and quicker to tell than a union of types.
+    if isinstance(node, int) or isinstance(node, NoneNode):  # noqa: SIM101
+        return ()
+    return node.children
 
 
 def _nodes(structure: Node) -> Iterator[Node]:
@@ -167,35 +173,49 @@ def _levels(structure: Node) -> int:
     return MOST_LEVELS + 1
 
 
-def _of_leaf(leaf: LeafEntry, packs: dict[int, Pack]) -> str | None:
+def _of_leaf(leaf: LeafEntry, packs: dict[int, Pack], form: _OfForm) -> str | None:
     try:
         from_json(leaf.value)
     except (ValueError, TypeError, RecursionError) as error:
         return f"an impossible value: {error}"
-    if len({array.name for array in leaf.arrays}) != len(leaf.arrays):
+    if len(leaf.arrays) > 1 and len({array.name for array in leaf.arrays}) != len(leaf.arrays):
         return "two of its arrays have the same name"
-    return next((what for array in leaf.arrays if (what := _of_array(array, packs))), None)
+    for array in leaf.arrays:
+        what = _of_array(array, packs, form)
+        if what:
+            return what
+    return None
 
 
-def _of_array(array: ArrayEntry, packs: dict[int, Pack]) -> str | None:
-    if array.dtype not in zarr.DTYPES:
-        return f"unknown dtype {array.dtype!r}"
-    if array.sharding and _is_impossible(array.sharding, len(array.shape)):
+def _of_form(dtype: str, shape: Shape, sharding: ShardingEntry | None) -> str | None:
+    """What is impossible about an array, wherever it lies."""
+    if dtype not in zarr.DTYPES:
+        return f"unknown dtype {dtype!r}"
+    if sharding and _is_impossible(sharding, len(shape)):
         return "an impossible sharding"
-    itemsize = zarr.DTYPES[array.dtype].itemsize
     # Axes without items do not make the others harmless: numpy and jax multiply them all.
-    if len(array.shape) > MOST_AXES or not all(n >= 0 for n in array.shape):
+    if len(shape) > MOST_AXES or not all(n >= 0 for n in shape):
         return "an impossible shape"
-    if math.prod(max(n, 1) for n in array.shape) * itemsize >= _MOST_BYTES:
+    if math.prod(max(n, 1) for n in shape) * zarr.DTYPES[dtype].itemsize >= _MOST_BYTES:
         return "an impossible shape"
+    return None
+
+
+def _of_array(array: ArrayEntry, packs: dict[int, Pack], form: _OfForm) -> str | None:
+    what = form(array.dtype, array.shape, array.sharding)
+    if what:
+        return what
     if (array.grid is not None) + bool(array.packed) != (array.nbytes > 0):
         return "its bytes must lie in exactly one place"
-    what = _of_grid(array.shape, array.grid, itemsize) if array.grid else None
-    if what or not array.packed:
-        return what
-    if not _tiled(array.shape, [box.box for box in array.packed]):
+    if array.grid:
+        return _of_grid(array.shape, array.grid, zarr.DTYPES[array.dtype].itemsize)
+    if array.packed and not _tiled(array.shape, [box.box for box in array.packed]):
         return "its boxes do not make it up"
-    return next((what for box in array.packed if (what := _of_box(array, box, packs))), None)
+    for box in array.packed:
+        what = _of_box(array, box, packs)
+        if what:
+            return what
+    return None
 
 
 def _is_impossible(sharding: ShardingEntry, rank: int) -> bool:
@@ -302,12 +322,13 @@ def _of_paths(manifest: Manifest) -> Fault | None:
         node, path = stack.pop()
         try:
             here = keypath.join(path)
-            keys = keys_of(node) if isinstance(node, _KEYED) else ()
+            keys = () if isinstance(node, int) or not isinstance(node, _KEYED) else keys_of(node)
         except (ValueError, RecursionError) as error:
             return Fault(f"an impossible key: {error}")
-        if isinstance(node, int) and manifest.leaves[node].path != here:
-            return Fault(f"it lies at {here!r} in the structure", manifest.leaves[node].path)
-        if isinstance(node, CustomNode | RegisteredNode | PerProcessNode):
+        if isinstance(node, int):
+            if manifest.leaves[node].path != here:
+                return Fault(f"it lies at {here!r} in the structure", manifest.leaves[node].path)
+        elif isinstance(node, CustomNode | RegisteredNode | PerProcessNode):
             prefix = keypath.split(here) if path else []
             longer = len(prefix) + (not isinstance(node, PerProcessNode))
             for number in leaf_indices(node):
