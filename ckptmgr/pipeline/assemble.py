@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -84,11 +84,7 @@ class Assembly:
         self._arrays: dict[int, dict[str, Array]] = defaultdict(dict)
         self._mutex = threading.Lock()
         self._sent: dict[tuple[int, str], Sent] = {}
-        self._targets = {
-            (number, array.name): _target(self._place_of(number, array.name), array)
-            for number in self._goals
-            for array in manifest.leaves[number].arrays
-        }
+        self._targets = dict(self._all_targets())
         if request.broadcast:
             self._share_reading(None if request.broadcast is True else request.broadcast)
         self.wanted = wanted = self._wanted()
@@ -137,8 +133,17 @@ class Assembly:
             for key, sent in sorted(self._sent.items())
         ]
 
-    def _place_of(self, number: int, name: str) -> Placement:
-        return self._goals[number].places.get(name, _ON_HOST)
+    def _all_targets(self) -> Iterator[tuple[tuple[int, str], _Target]]:
+        """What becomes of each array; of thousands that go to one place most are alike."""
+        known: dict[Hashable, _Target] = {}
+        for number, goal in self._goals.items():
+            for array in self._manifest.leaves[number].arrays:
+                place = goal.places.get(array.name, _ON_HOST)
+                kind = id(place), array.shape, array.dtype
+                target = known.get(kind)
+                if target is None:
+                    target = known[kind] = _target(place, array)
+                yield (number, array.name), target
 
     def _wanted(self) -> list[Wanted]:
         """Every array that has bytes to read here."""

@@ -7,7 +7,7 @@ type, dtype and sharding of the target's. What is not selected is None, or the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -134,6 +134,7 @@ class _Matching:
     chosen: set[int] = field(default_factory=set)
     others: frozenset[int] = frozenset()  # the leaves that other processes have for themselves
     own: frozenset[str] = frozenset()  # the paths of those that this one has
+    known: dict[Hashable, Goal] = field(default_factory=dict)  # of each kind of array, one goal
 
     def as_saved(self) -> Matched:
         """The saved tree, or what is selected of it."""
@@ -203,7 +204,7 @@ class _Matching:
         goals = []
         for path, place in zip(asked_for, self._wanted(asked_for), strict=True):
             if path in numbers:
-                goals.append(self._as_target(numbers[path], targets[path], place))
+                goals.append(self._goal(numbers[path], targets[path], place))
             else:
                 self.faults.append(f"{path!r}: asked for {asked(targets[path])}, not saved")
         for path in chosen - targets.keys():
@@ -273,6 +274,19 @@ class _Matching:
                 f"cannot be placed as asked for on {len(devices)} devices: {error}"
             )
             return None
+
+    def _goal(self, number: int, target: object, place: object) -> Goal:
+        """What a leaf becomes by its target; the same as another of its kind, found with less."""
+        kind = None if self.own or place else _kind(self.manifest.leaves[number], target)
+        if kind is None:
+            return self._as_target(number, target, place)
+        goal = self.known.get(kind)
+        if goal is None:
+            before = len(self.faults)
+            goal = self._as_target(number, target, place)
+            if len(self.faults) == before:
+                self.known[kind] = goal
+        return Goal(number, goal.finish, goal.places)
 
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -353,6 +367,15 @@ def _stranger(node: CustomNode | RegisteredNode) -> str:
         f"a {node.name}, a class that only jax can flatten: give a tree of the same structure as "
         "like=, or register the class (ckptmgr.register_node) before it is saved"
     )
+
+
+def _kind(entry: LeafEntry, target: Any) -> Hashable:
+    """All that the goal of an array depends on which becomes a jax array; None for other leaves."""
+    if len(entry.arrays) != 1 or not isinstance(target, jax.Array | jax.ShapeDtypeStruct):
+        return None
+    array, committed = entry.arrays[0], getattr(target, "committed", None)
+    saved_as = entry.handler, array.name, array.dtype, array.shape, array.sharding
+    return (*saved_as, type(target), target.dtype, target.shape, target.sharding, committed)
 
 
 def _is_number(dtype: object) -> bool:

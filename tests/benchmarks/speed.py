@@ -114,12 +114,12 @@ def measure_loop(contender: type[Contender], tree: object, directory: str) -> Fi
 
 
 def run(work: str, directory: str, rounds: int, who: str = "") -> dict[str, object]:
-    """All rounds of one work, by those whose names begin with one of `who`."""
+    """All rounds of one work, by those that `who` names, or all."""
     tree = jax.block_until_ready(WORKS[work]())
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(rounds + 1):
         for contender in ALL:
-            if not contender.name.startswith(tuple(who.split(","))):
+            if who and contender.name not in who.split(","):
                 continue
             loop = contender.donation_safe and not contender.name.startswith("raw")
             for probe in [measure, measure_loop] if loop else [measure]:
