@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test check demo demo-multiprocess bench test-faults fuzz soak clean
+.PHONY: setup test check demo demo-multiprocess bench bench-full test-faults fuzz soak clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ soak: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pip install -q -e '.[bench]'
 	$(BIN)/python -m tests.benchmarks
+
+bench-full: $(STAMP)
+	$(BIN)/python -m pip install -q -e '.[bench]'
+	$(BIN)/python -m tests.benchmarks --full
 
 clean:
 	rm -rf .venv build dist results *.egg-info

@@ -18,6 +18,7 @@ from rich.table import Table
 from tests.benchmarks.memory import CASES
 from tests.benchmarks.works import WORKS
 
+SHORT = ("llm", "leaves-5000")  # the works of `make bench`; all of them are `make bench-full`'s
 US = "ckptmgr"
 FIGURES = {
     "stall": "stall",
@@ -86,11 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", default="results")
+    parser.add_argument("--full", action="store_true")
     arguments = parser.parse_args()
     os.makedirs(arguments.directory, exist_ok=True)
     os.makedirs("results", exist_ok=True)
     console, results = Console(width=200), {}
-    for work in WORKS:
+    for work in WORKS if arguments.full else SHORT:
         result = run("speed", work, arguments.directory, f"--rounds={arguments.rounds}")
         results[work] = result
         console.print(speed_table(work, result["nbytes"], result["figures"]))  # type: ignore[arg-type]  # as speed.py writes them
