@@ -78,8 +78,7 @@ class Service:
         self._opening = threading.Lock()
         self._opening.acquire()
         self._thread = threading.Thread(target=self._run, name="ckptmgr", daemon=True)
-        # Thread.join() that Ctrl-C ends takes the thread for ended (Python before 3.13).
-        self._runs = threading.Lock()
+        self._runs = threading.Lock()  # Thread.join() is not sure after Ctrl-C (before 3.13)
         self._runs.acquire()
         atexit.register(self.close_quietly)
         try:
@@ -203,8 +202,7 @@ class Service:
         self.check_process()
         with self._lock:
             self.check_open()
-            self._loads.add(future)
-            self._new_loads.append((future, work))
+            self._new_loads.append((future, work))  # all or nothing, should Ctrl-C come here
         self.kick()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -247,17 +245,19 @@ class Service:
             raise WaitTimeout(f"gave up saves that were not done within {timeout} s: {late}")
 
     def _is_idle(self) -> bool:
-        return self._queue.is_empty() and not self._loads
+        return self._queue.is_empty() and not self._unfinished_loads()
+
+    def _unfinished_loads(self) -> set[LoadFuture]:
+        return self._loads.union(future for future, _ in self._new_loads)
 
     def _end(self) -> None:
         """Cancel what is left and see the threads off, within seconds whatever they do."""
         with self._lock:
-            loads = list(self._loads)
+            jobs = self._queue.jobs()
+            futures = [*(job.future for job in jobs), *self._unfinished_loads()]
         self._saver.given_up = True
-        for job in self._queue.jobs():
-            job.future.cancel()
-        for load in loads:
-            load.cancel()
+        for future in futures:
+            future.cancel()
         if self._thread is threading.current_thread():
             return  # garbage collection may call from the thread itself, which then ends by itself
         for thread in self._callbacks:
@@ -314,12 +314,13 @@ class Service:
         error.__cause__ = cause
         with self._lock:
             self._closing = True
-            loads = list(self._loads)
+            loads = self._unfinished_loads()
             self._loads.clear()
+            self._new_loads.clear()
             jobs = self._queue.clear()
         for job in jobs:
             job.handover.abandon()
-        for future in [*(job.future for job in jobs), *loads]:
+        for future in (*(job.future for job in jobs), *loads):
             if not future.done():
                 future.resolve(State.FAILED, error)
 
@@ -337,8 +338,10 @@ class Service:
         """Start each load as it comes, beside the saves."""
         while True:
             work.clear()  # before the look: what comes after it sets it again
-            while self._new_loads:
-                tasks.start_soon(self._load, *self._new_loads.popleft())
+            with self._lock:
+                while self._new_loads:
+                    self._loads.add(self._new_loads[0][0])
+                    tasks.start_soon(self._load, *self._new_loads.popleft())
             await work.wait()
 
     async def _saves(self, work: asyncio.Event) -> None:
@@ -347,7 +350,7 @@ class Service:
             work.clear()
             with self._lock:
                 job = self._queue.next()
-                if job is None and self._closing and not self._loads:
+                if self._closing and self._is_idle():
                     return
             if job is None:
                 await work.wait()
