@@ -7,9 +7,12 @@ cancellation only keeps the next from beginning.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from ckptmgr.format.digest import Checksum, Digest, digest
 from ckptmgr.format.zarr import RAW
@@ -23,6 +26,10 @@ from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import BLOCK, Attempt, Bytes
 
 _ZEROS = bytes(BLOCK)
+# Measured with steps that take both of two cores, saves back to back: the steps' median goes from
+# 1.65 times what it is without saves to 1.15, and a save takes 1.4 times as long; with 19 to 1.1,
+# and three times as long.
+_NICENESS: Final = 10
 
 
 async def write(
@@ -42,6 +49,7 @@ async def write(
     tally = _Tally(plan, report)
 
     def worker() -> None:
+        _give_way()
         while (piece := handover.get()) is not None:
             try:
                 found = _put(piece, attempt, former)
@@ -53,6 +61,14 @@ async def write(
 
     await run_threads(threads, worker, handover.abandon)
     return digests
+
+
+def _give_way() -> None:
+    """Let the threads that train go first, where there are more of both than processors."""
+    thread = threading.get_native_id()
+    niceness = max(os.getpriority(os.PRIO_PROCESS, thread), _NICENESS)
+    with contextlib.suppress(PermissionError):  # in a sandbox: then it goes without
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _put(piece: Piece, attempt: Attempt, former: Former | None) -> list[str]:
