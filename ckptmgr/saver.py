@@ -193,6 +193,8 @@ class Saver:
         if job.fault is not None:
             raise job.fault
         plan = job.planned.plan
+        if self.leads:
+            self._storage.ensure_locked()
         free = self._storage.free_bytes() if self.leads else None
         # How much of it is linked is known only when it has been read.
         if free is not None and free < plan.least_nbytes and not self._incremental:

@@ -12,7 +12,7 @@ from typing import Final
 
 from absl import logging
 
-from ckptmgr.errors import NoSpace, StepExists, StorageError
+from ckptmgr.errors import MissingFile, NoFile, NoSpace, StepExists, StorageError
 from ckptmgr.format.step import COMMIT_RECORD, temporary_name
 from ckptmgr.storage import durable
 from ckptmgr.storage.base import Bytes
@@ -114,16 +114,17 @@ class LocalAttempt:
     def link(self, key: str, path: str, nbytes: int | None) -> bool:
         """A hard link; False where the file system, or the owner of the file, allows none."""
         source, full = os.path.join(self._root, key), os.path.join(self.directory, path)
-        with translated(source):
-            refuse_links(self._root, os.path.dirname(key))
-            try:
+        try:
+            with translated(source):
+                refuse_links(self._root, os.path.dirname(key))
                 found = os.lstat(source)
-            except FileNotFoundError:
-                return False
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink >= MOST_LINKS:
-                return False
-            if nbytes not in (None, found.st_size):
-                return False
+        except (MissingFile, NoFile):
+            return False
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink >= MOST_LINKS:
+            return False
+        if nbytes not in (None, found.st_size):
+            return False
+        with translated(full):
             self._make(os.path.dirname(full))
             try:
                 os.link(source, full, follow_symlinks=False)

@@ -87,8 +87,15 @@ class Storage(Protocol):
 
         Raises:
           DirectoryLocked: another live writer holds it.
-          StorageError: later, from what begins, deletes or sets aside a step: the place is no
-            longer the one that was locked.
+        """
+
+    def ensure_locked(self) -> None:
+        """See that what `lock` took, if it did, is held still: before a step is begun.
+
+        Raises:
+          StorageError: the place is no longer the one that was locked; whatever deletes a step or
+            sets one aside raises this by itself.
+          DirectoryLocked: another writer came in.
         """
 
     def taken(self, name: str) -> bool:

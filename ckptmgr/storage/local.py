@@ -67,6 +67,10 @@ class LocalStorage:
             finally:
                 self._ensure_lock = _let_go
 
+    def ensure_locked(self) -> None:
+        """The lock's own file and the directory are compared with what lies at their paths."""
+        self._ensure_lock()
+
     def taken(self, name: str) -> bool:
         """Whether the path exists."""
         return os.path.lexists(os.path.join(self.root, name))
@@ -113,7 +117,6 @@ class LocalStorage:
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[LocalAttempt]:
         """A temporary directory beside the final one, removed unless it was published."""
-        self._ensure_lock()
         for left, remove in list(self._left.items()):
             self._remove(left, remove)
         attempt = LocalAttempt(self.root, name, self._stages, self._make_room, self._no_link)

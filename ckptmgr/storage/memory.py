@@ -51,6 +51,9 @@ class MemoryStorage:
         """A lock of this object."""
         return self._locked()
 
+    def ensure_locked(self) -> None:
+        """Nobody takes it away."""
+
     def taken(self, name: str) -> bool:
         """Whether a step has the name."""
         return name in self.steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -150,6 +151,15 @@ def incremental(directory: str) -> dict[str, Any]:
     same = np.array_equal(found["own"].value["index"], own.value["index"])
     right = equal(found["changed"], np.full((2, 300_000), 2, np.float32))
     return {"equal": all_equal(found) and same and right}
+
+
+def removed(directory: str) -> dict[str, Any]:
+    """A save after the directory was removed, which only its one writer can tell."""
+    with CheckpointManager(directory, coordinator=Coordinator(timeout=20)) as manager:
+        manager.save(1, {"n": 1}).result()
+        if jax.process_index() == 0:
+            shutil.rmtree(directory)
+        return {"error": told(manager.save(2, {"n": 2}).exception())}
 
 
 def golden(directory: str) -> dict[str, Any]:

@@ -152,3 +152,12 @@ def assert_goes_on(directory: Path, steps: list[int]) -> None:
         manager.save(9, {"n": 1}).result()
     assert [name for name in os.listdir(directory) if name.startswith((".tmp", ".trash"))] == []
     assert ckptmgr.load(directory)["n"] == 1
+
+
+def test_all_hear_that_the_directory_was_removed(tmp_path: Path) -> None:
+    """At once, from the one process that holds its lock."""
+    one, other = launch("removed", 2, tmp_path / "run", devices=1)
+    for kind, *_, text in (one["error"], other["error"]):
+        assert kind == "StorageError"
+        assert "removed, moved or replaced" in text
+    assert other["error"][1] == 0  # the process that told it

@@ -151,6 +151,18 @@ def test_a_file_that_is_not_as_long_as_it_must_be_is_not_linked(run: Path) -> No
         assert not manager.verify(1).ok
 
 
+def test_a_directory_that_became_a_link_is_not_linked_through(run: Path, tmp_path: Path) -> None:
+    """It costs a file's writing, not the save."""
+    with CheckpointManager(run, incremental=True) as manager:
+        manager.save(1, tree()).result()
+        array = run / "step-00000001" / "arrays" / "large0"
+        array.rename(tmp_path / "outside")
+        array.symlink_to(tmp_path / "outside")
+        manager.save(2, tree()).result()
+        assert written(run, 2) == ["arrays/large0/c.0.0"]
+        assert manager.verify(2).ok
+
+
 def test_a_step_whose_manifest_is_damaged_lends_nothing(run: Path) -> None:
     """Neither does one that is gone."""
     with CheckpointManager(run, incremental=True) as manager:
