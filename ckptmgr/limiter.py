@@ -75,6 +75,11 @@ class Lease:
         self._holders = holders
         return self
 
+    def part(self, nbytes: int) -> Lease:
+        """So many of its bytes, on a lease of their own. Before anyone released it."""
+        self.nbytes -= nbytes
+        return Lease(self._limiter, nbytes, borrowed=self._borrowed)
+
     def release(self) -> None:
         """One holder is done; after the last the bytes are free. More calls change nothing."""
         self._limiter._release(self, borrowed=self._borrowed)  # noqa: SLF001  # its other half
@@ -110,6 +115,9 @@ class ByteLimiter:
 
     def acquire(self, nbytes: int) -> Lease:
         """Take `nbytes`, blocking until they are free. Release the lease, or use it in `with`."""
+        with self._mutex:
+            if not self._waiting and self._fits(nbytes):
+                return self._lend(nbytes)
         request = self.request(nbytes)
         try:
             return request.result()
@@ -174,15 +182,20 @@ class ByteLimiter:
         granted = []
         while self._waiting:
             request, nbytes = self._waiting[0]
-            fits = self._used + nbytes <= self.limit_bytes or self._used == 0
-            if not request.cancelled() and not fits:
+            if not request.cancelled() and not self._fits(nbytes):
                 break
             self._waiting.popleft()
             if request.set_running_or_notify_cancel():
-                self._used += nbytes
-                self._peak = max(self._peak, self._used)
-                granted.append((request, Lease(self, nbytes, borrowed=False)))
+                granted.append((request, self._lend(nbytes)))
         return granted
+
+    def _fits(self, nbytes: int) -> bool:
+        return self._used + nbytes <= self.limit_bytes or self._used == 0
+
+    def _lend(self, nbytes: int) -> Lease:
+        self._used += nbytes
+        self._peak = max(self._peak, self._used)
+        return Lease(self, nbytes, borrowed=False)
 
     @staticmethod
     def _hand_over(granted: list[tuple[Future[Lease], Lease]]) -> None:

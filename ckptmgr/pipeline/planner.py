@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +26,23 @@ from ckptmgr.tree.structure import PyTreeDef
 
 _PACK: Final = 0  # the number of the pack, where a checkpoint is not added to
 _ALONE: Final = Processes()
+
+
+class _Verbatim(NamedTuple):
+    """The form of a jax array that is encoded as itself, whatever its values.
+
+    Of a tree that is saved again most leaves have the same forms, which jax keeps: to see
+    that costs a tenth of finding and asking their handlers.
+    """
+
+    kind: type[Any]
+    aval: Hashable
+    sharding: Hashable
+    handler: Handler
+
+    def fits(self, leaf: Any) -> bool:
+        """Whether a leaf has this very form."""
+        return type(leaf) is self.kind and leaf.aval is self.aval and leaf.sharding is self.sharding
 
 
 class Planner:
@@ -53,6 +70,7 @@ class Planner:
         self._number = number
         self._processes = processes
         self._plans: Cache[Plan] = Cache(size=4)
+        self._forms: tuple[Hashable, ...] = ()  # of the leaves of the last tree
 
     def plan(self, tree: object) -> Planned:
         """The plan for a tree, with what each leaf is encoded as.
@@ -79,22 +97,23 @@ class Planner:
         self, tree: object, leaves: list[object]
     ) -> tuple[list[Handler], list[Arrays], list[JSON], tuple[Hashable, ...]]:
         """Each leaf's handler, arrays and JSON; and of all of them what a plan depends on."""
-        find = self._registry.find
         handlers: list[Handler] = []
         arrays: list[Arrays] = []
         values: list[JSON] = []
-        form: list[Hashable] = []
+        forms: list[Hashable] = []
+        last = self._forms if len(self._forms) == len(leaves) else (None,) * len(leaves)
         try:
-            for leaf in leaves:
-                handler = find(leaf) or refuse(leaf)
+            for leaf, like in zip(leaves, last, strict=True):
+                if type(like) is _Verbatim and like.fits(leaf):
+                    handlers.append(like.handler)
+                    arrays.append({"": leaf})  # type: ignore[dict-item]  # a jax.Array, as it fits
+                    values.append(None)
+                    forms.append(like)
+                    continue
+                handler = self._registry.find(leaf) or refuse(leaf)
                 value, own = handler.encode(leaf)
-                form.append(handler.name)
-                for name, array in own.items():
-                    if type(array) is np.ndarray:
-                        form += (name, array.dtype, array.shape)
-                    else:
-                        form += (name, array.aval, array.sharding)  # type: ignore[union-attr]  # a jax.Array, or told so below
                 values.append(None if value is None else to_json(value))
+                forms.append(self._form(leaf, handler, own))
                 handlers.append(handler)
                 arrays.append(own)
         except CheckpointError as error:
@@ -103,7 +122,20 @@ class Planner:
         except Exception as error:
             number = len(handlers)
             raise unstorable(leaves[number], _path(tree, number), error) from error
-        return handlers, arrays, values, tuple(form)
+        self._forms = tuple(forms)
+        return handlers, arrays, values, self._forms
+
+    def _form(self, leaf: object, handler: Handler, arrays: Arrays) -> Hashable:
+        """What a plan depends on of a leaf and its arrays."""
+        if isinstance(leaf, jax.Array) and self._registry.is_verbatim(leaf, handler):
+            return _Verbatim(type(leaf), leaf.aval, leaf.sharding, handler)
+        form: list[Hashable] = [handler.name]
+        for name, array in arrays.items():
+            if type(array) is np.ndarray:
+                form += (name, array.dtype, array.shape)
+            else:
+                form += (name, array.aval, array.sharding)  # type: ignore[union-attr]  # a jax.Array, or told so by the caller
+        return tuple(form)
 
     def _make(
         self,

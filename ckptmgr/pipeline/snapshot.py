@@ -10,11 +10,12 @@ happens to the tree no longer matters.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -61,19 +62,21 @@ class Handover:
         self._began = began  # called once, at the first push: the service sleeps until then
         self._lock = threading.RLock()  # entered as it is, as the queue's
         self._changed = threading.Condition(self._lock)
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[Iterator[Piece]] = deque()
         self.closed = False
         self._abandoned = False
 
-    def push(self, pieces: Sequence[Piece], *, wake: bool) -> bool:
+    def push(self, pieces: Iterable[Piece], *, wake: bool) -> bool:
         """Hand pieces over; False where nobody wants them, so the rest need not be made.
+
+        They are asked for one after the other, by those that write.
 
         `wake` those that write. Without it they hear at the next push or `close`: threads
         that start to work now would take the interpreter from the trainer's.
         """
         with self._lock:
             if not self._abandoned:
-                self._pieces.extend(pieces)
+                self._pieces.append(iter(pieces))
                 if wake:
                     self._notify()
                 return True
@@ -93,14 +96,19 @@ class Handover:
             self._abandoned = True
             pieces, self._pieces = self._pieces, deque()
             self._changed.notify_all()
-        for piece in pieces:
+        for piece in itertools.chain.from_iterable(pieces):
             piece.lease.release()
 
     def get(self) -> Piece | None:
         """Block for the next piece; None after the last, or once they are abandoned."""
         with self._lock:
-            self._changed.wait_for(lambda: self._pieces or self.closed or self._abandoned)
-            return self._pieces.popleft() if self._pieces else None
+            while True:
+                self._changed.wait_for(lambda: self._pieces or self.closed or self._abandoned)
+                if not self._pieces:
+                    return None
+                for piece in self._pieces[0]:
+                    return piece
+                self._pieces.popleft()
 
     def _notify(self) -> None:
         self._changed.notify_all()
@@ -127,7 +135,7 @@ def take(
     """
     camera = _Camera(plan, arrays, limiter, handover, borrow=borrow)
     try:
-        if camera.packs() and all(camera.array(array) for array in plan.own):
+        if all(map(camera.pack, plan.pack_files)) and all(map(camera.array, plan.own)):
             camera.flush(wake=False)
     finally:
         camera.drop()
@@ -150,12 +158,17 @@ class _Camera:
         self._limiter = limiter
         self._handover = handover
         self._borrow = borrow
-        self._ready: list[Piece] = []
+        self._packed = iter(plan.packed)
+        self._ready: deque[Piece] = deque()
+        self._views: deque[tuple[np.ndarray, Box]] = deque()
 
     def flush(self, *, wake: bool) -> bool:
         """Hand over what is ready; False where nobody wants it."""
-        ready, self._ready = self._ready, []
-        return self._handover.push(ready, wake=wake and bool(ready))
+        wake = wake and bool(self._ready or self._views)
+        lease = self._limiter.borrow(sum(box.nbytes for _, box in self._views))
+        pieces = itertools.chain(_drained(self._ready), _cut(self._views, lease))
+        self._ready, self._views = deque(), deque()
+        return self._handover.push(pieces, wake=wake)
 
     def drop(self) -> None:
         """Release what was not handed over."""
@@ -166,22 +179,22 @@ class _Camera:
         """A lease, or None where nobody wants the bytes. Earlier pieces are let go first."""
         return self._limiter.acquire(nbytes) if self.flush(wake=True) else None
 
-    def packs(self) -> bool:
-        """Copy the small arrays; False where nobody wants them."""
-        packed = iter(self._plan.packed)
-        for file in self._plan.pack_files:
-            lease = self._acquire(file.nbytes)
-            if lease is None:
-                return False
-            with _released_on_error(lease):
-                buffer = np.zeros(file.spans[-1][1], np.uint8)
-                for (start, _), array in zip(file.spans, packed):  # noqa: B905  # the rest is the next file's
-                    self._copy_small(array, np.ndarray(array.shape, array.dtype, buffer, start))
-            self._ready.append(Piece(file, buffer, 0, len(buffer), lease))
+    def pack(self, file: File) -> bool:
+        """Copy the small arrays of a pack's file; False where nobody wants them."""
+        lease = self._acquire(file.nbytes)
+        if lease is None:
+            return False
+        with _released_on_error(lease):
+            buffer = np.zeros(file.spans[-1][1], np.uint8)
+            # Not viewed, to be copied later: what two of numpy's objects for each of thousands
+            # of views cost, in calls of the garbage collector too, is more than the copy.
+            for (start, _), array in zip(file.spans, self._packed):  # noqa: B905  # the rest is the next file's
+                self._copy_small(array, np.ndarray(array.shape, array.dtype, buffer, start))
+        self._ready.append(Piece(file, buffer, 0, len(buffer), lease))
         return True
 
     def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
-        source, path = self._arrays[array.leaf][array.name], self._plan.paths[array.leaf]
+        source, path = self._source(array), self._plan.paths[array.leaf]
         if len(array.boxes) > 1:
             for box in array.boxes:
                 fill(target[box.index], _host(source, box, path), path)
@@ -204,7 +217,7 @@ class _Camera:
             else:
                 host = _host(source, box, path)
                 if self._borrow and array.viewable and array.raw and host.flags.c_contiguous:
-                    self._share(host, box, self._limiter.borrow(box.nbytes))
+                    self._views.append((host, box))
                     continue
                 wanted = self._copy(array, host, box)
             if not wanted:
@@ -223,7 +236,7 @@ class _Camera:
             host = np.ascontiguousarray(_host(source, box, path))
             copies = () if array.raw else [_copied(host[c.part], array, path) for c in box.chunks]
         if array.raw:
-            self._share(host, box, lease)
+            self._ready += _pieces(host, box, lease)
             return True
         lease.share(len(box.chunks))
         self._ready += [
@@ -231,11 +244,6 @@ class _Camera:
             for cut, copy in zip(box.chunks, copies, strict=True)
         ]
         return True
-
-    def _share(self, host: np.ndarray, box: Box, lease: Lease) -> None:
-        """Cut a host array that lives until its last chunk is written."""
-        lease.share(len(box.chunks))
-        self._ready += [Piece(cut.file, host, cut.start, cut.stop, lease) for cut in box.chunks]
 
     def _copy(self, array: PlannedArray, host: np.ndarray, box: Box) -> bool:
         """Copy a host array chunk by chunk, each under a lease of its own."""
@@ -248,6 +256,25 @@ class _Camera:
                 copy = _copied(host[cut.part], array, self._plan.paths[array.leaf])
             self._ready.append(Piece(cut.file, copy, 0, copy.nbytes, lease, array))
         return True
+
+
+def _pieces(host: np.ndarray, box: Box, lease: Lease) -> list[Piece]:
+    """The chunks of a host array, which lives until the last of them is written."""
+    lease.share(len(box.chunks))
+    return [Piece(cut.file, host, cut.start, cut.stop, lease) for cut in box.chunks]
+
+
+def _drained(pieces: deque[Piece]) -> Iterator[Piece]:
+    """Each one, let go as it is asked for."""
+    while pieces:
+        yield pieces.popleft()
+
+
+def _cut(views: deque[tuple[np.ndarray, Box]], lease: Lease) -> Iterator[Piece]:
+    """The chunks of all views, each view let go once its chunks are."""
+    while views:
+        host, box = views.popleft()
+        yield from _pieces(host, box, lease.part(box.nbytes))
 
 
 def _copied(source: np.ndarray, array: PlannedArray, path: str) -> np.ndarray:

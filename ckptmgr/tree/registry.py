@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from ckptmgr.errors import InvalidOption
 from ckptmgr.tree import registered
-from ckptmgr.tree.builtin import BUILT_IN
+from ckptmgr.tree.builtin import BUILT_IN, JaxArray
 from ckptmgr.tree.handlers import Handler
 
 _BUILT_IN_NAMES = frozenset(handler.name for handler in BUILT_IN)
@@ -42,6 +42,10 @@ class Registry:
         everyone = (*self._first, *BUILT_IN, *registered.leaf_handlers(), *self._last)
         candidates = self._by_class[kind] = tuple(_for_class(everyone, kind))
         return next((handler for handler in candidates if handler.handles(leaf)), None)
+
+    def is_verbatim(self, leaf: object, handler: Handler) -> bool:
+        """Whether each leaf of this class and dtype goes to this handler, and stays as it is."""
+        return handler.name == JaxArray.name and self._by_class[type(leaf)][0] is handler
 
     def rival(self, leaf: object, taken_by: Handler) -> Handler | None:
         """A handler that would take this leaf too, where it was not said which goes first."""
