@@ -7,6 +7,7 @@ saved in other parts is put together here first.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
@@ -33,7 +35,7 @@ from ckptmgr.tree.handlers import Array
 from ckptmgr.tree.transfer import put
 
 _ON_HOST: Final = Placement()
-Boxes = Mapping[Extent, np.ndarray]  # the parts of an array, whole or in this process
+Boxes = tuple[np.ndarray, ...]  # the parts of an array, in the order of its target's boxes
 
 
 class _Target(NamedTuple):
@@ -66,7 +68,7 @@ class Assembly:
 
     Args:
       manifest: of the step.
-      goals: what each leaf becomes.
+      goals: what each leaf becomes, by its number.
       request: what jax is to be told besides.
       future: hears of the progress.
 
@@ -75,13 +77,13 @@ class Assembly:
     """
 
     def __init__(
-        self, manifest: Manifest, goals: Sequence[Goal], request: Request, future: LoadFuture
+        self, manifest: Manifest, goals: Mapping[int, Goal], request: Request, future: LoadFuture
     ) -> None:
         self._manifest = manifest
-        self._goals = {goal.leaf: goal for goal in goals}
+        self._goals = goals
         self._request = request
         self._future = future
-        self._arrays: dict[int, dict[str, Array]] = defaultdict(dict)
+        self._arrays: dict[tuple[int, str], Array] = {}
         self._mutex = threading.Lock()
         self._sent: dict[tuple[int, str], Sent] = {}
         self._targets = dict(self._all_targets())
@@ -124,7 +126,7 @@ class Assembly:
         for (number, name), array in zip(
             keys, broadcast([self._sent[key] for key in keys]), strict=True
         ):
-            self._arrays[number][name] = array
+            self._arrays[number, name] = array
 
     def to_send(self) -> list[tuple[int, str, Shape, str, str]]:
         """What all processes must agree on before they broadcast."""
@@ -160,7 +162,7 @@ class Assembly:
                     copied = _copied(target, entry)
                     want = Wanted(number, leaf.path, entry, target.boxes, nbytes, copied)
                     if entry.packed and not _arrives_whole(want):
-                        want = want._replace(copied=copied + nbytes)
+                        want = msgspec.structs.replace(want, copied=copied + nbytes)
                     found.append(want)
         return found
 
@@ -172,7 +174,7 @@ class Assembly:
             if (number, name) not in wanted and target.axis is None:
                 entry = next(a for a in self._manifest.leaves[number].arrays if a.name == name)
                 dtype = DTYPES[entry.dtype]
-                boxes = {box: np.empty(extent.shape_of(box), dtype) for box in target.boxes}
+                boxes = tuple(np.empty(extent.shape_of(box), dtype) for box in target.boxes)
                 empty.append((number, name, boxes))
         for number, goal in self._goals.items():
             entry_of = self._manifest.leaves[number]
@@ -182,7 +184,7 @@ class Assembly:
                 value = np.array(python_value(entry_of, {}), place.dtype)
                 fake = ArrayEntry(NAMES[place.dtype.newbyteorder("=")], ())
                 self._targets[number, ""] = _target(place, fake)
-                empty.append((number, "", {(): value}))
+                empty.append((number, "", (value,)))
         self._place(empty, alone=True)
 
     def deliver(self, found: Found) -> None:
@@ -200,26 +202,25 @@ class Assembly:
 
     def _complete(self, found: Found) -> Iterable[tuple[int, str, Boxes]]:
         """The arrays of which everything is there now."""
-        parts: dict[tuple[int, str], list[tuple[int, np.ndarray]]] = defaultdict(list)
-        for (number, name, part), array in found.items():
-            parts[number, name].append((part, array))
-        for key, arrays in parts.items():
+        for key, parts in itertools.groupby(found.items(), lambda item: item[0][:2]):
             pieces = self._pieces.get(key)
             if pieces is None:
-                boxes = self._targets[key].boxes
-                yield *key, {boxes[part]: array for part, array in arrays}
-                continue
-            entry = next(a for a in self._manifest.leaves[key[0]].arrays if a.name == key[1])
-            with self._mutex:
-                pieces.boxes = pieces.boxes or _made(pieces.want)
-            came = [(entry.packed[p].box or extent.whole(entry.shape), a) for p, a in arrays]
-            for box, target in pieces.boxes.items():
-                extent.fill(target, box, came)
-            with self._mutex:
-                pieces.left -= len(arrays)
-                last = not pieces.left
-            if last:
-                yield *key, pieces.boxes
+                yield *key, tuple(array for _, array in parts)
+            elif self._fill(pieces, {part: array for (_, _, part), array in parts}):
+                yield *key, tuple(pieces.boxes.values())
+
+    def _fill(self, pieces: _Pieces, arrays: Mapping[int, np.ndarray]) -> bool:
+        """Take parts of a small array; whether these were the last."""
+        entry = pieces.want.entry
+        with self._mutex:
+            pieces.boxes = pieces.boxes or _made(pieces.want)
+        whole = extent.whole(entry.shape)
+        came = [(entry.packed[part].box or whole, array) for part, array in arrays.items()]
+        for box, target in pieces.boxes.items():
+            extent.fill(target, box, came)
+        with self._mutex:
+            pieces.left -= len(arrays)
+            return not pieces.left
 
     def _place(self, arrays: Iterable[tuple[int, str, Boxes]], *, alone: bool) -> None:
         """Put arrays where they belong. Those that share a buffer are not `alone`."""
@@ -230,20 +231,20 @@ class Assembly:
             if target.devices is not None:
                 spanning.append((number, name, boxes))
                 continue
-            (box,) = boxes.values()
+            (box,) = boxes
             array = _ready(box, target.dtype, target.shape)
             if target.place.on_device:
                 batches[target.place.sharding].append((number, name, array))
             else:
                 # Arrays that share a buffer part here: the caller may write to these.
-                self._arrays[number][name] = array if alone else array.copy()
+                self._arrays[number, name] = array if alone else array.copy()
         with jax.enable_x64(True), jax.default_device(self._request.default_device):
             for sharding, batch in batches.items():
                 placed = put([array for *_, array in batch], sharding)
                 for (number, name, _), array in zip(
                     batch, jax.block_until_ready(placed), strict=True
                 ):
-                    self._arrays[number][name] = array
+                    self._arrays[number, name] = array
             if spanning:
                 self._place_parts(spanning)
 
@@ -255,9 +256,9 @@ class Assembly:
         for number, name, boxes in arrays:
             target = self._targets[number, name]
             assert target.devices is not None
-            before = len(parts)
+            found, before = dict(zip(target.boxes, boxes, strict=True)), len(parts)
             for part, holders in target.devices.items():
-                source = boxes[extent.clipped(part, self._saved_shape(number, name))]
+                source = found[extent.clipped(part, self._saved_shape(number, name))]
                 ready = _ready(source, target.dtype, extent.shape_of(part))
                 ready = ready if target.axis is None else to_bits(ready)
                 parts += [ready] * len(holders)
@@ -270,7 +271,7 @@ class Assembly:
             if target.axis is not None:
                 self._sent[number, name].bits.extend(next(placed) for _ in range(count))
                 continue
-            self._arrays[number][name] = jax.make_array_from_single_device_arrays(
+            self._arrays[number, name] = jax.make_array_from_single_device_arrays(
                 target.shape,
                 target.place.sharding,
                 [next(placed) for _ in range(count)],
@@ -289,10 +290,13 @@ class Assembly:
         """
         leaves, faults = {}, []
         for number, goal in self._goals.items():
+            entry = self._manifest.leaves[number]
+            names = [array.name for array in entry.arrays] or list(goal.places)
+            arrays = {name: self._arrays[number, name] for name in names}
             try:
-                leaves[number] = goal.finish(self._arrays[number])
+                leaves[number] = goal.finish(arrays)
             except Exception as error:  # noqa: BLE001  # of a user's decoder; all are raised below
-                faults.append((self._manifest.leaves[number], error))
+                faults.append((entry, error))
         if faults:
             first, cause = faults[0]
             raise UndecodableLeaf(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ckptmgr.errors import InvalidOption, UnsupportedLeaf
 from ckptmgr.format import keypath, zarr
@@ -31,7 +32,7 @@ from ckptmgr.tree.per_process import Processes
 _ALONE: Final = Processes()
 
 
-class _Small(NamedTuple):
+class _Small(msgspec.Struct, frozen=True, gc=False):
     """What is to lie in the pack of the process `owner`: an array, or a part of one."""
 
     leaf: int
@@ -138,7 +139,7 @@ class Draft:
         boxes = layout.cut(laid, itemsize, chunk, f"{ARRAYS}/{name}", array.slot, mine)
         unchanging = self._handlers[array.leaf].name in IMMUTABLE
         raw = array.raw and unchanging and codec == RAW and all(box.runs for box in boxes)
-        return array._replace(chunk=chunk, codec=codec, boxes=boxes, raw=raw)
+        return replace(array, chunk=chunk, codec=codec, boxes=boxes, raw=raw)
 
     def _pack(self, leaf: int, name: str, dtype: np.dtype, nbytes: int, laid: Layout) -> None:
         """Choose the process whose pack a small array goes to; or one for each of its parts."""
@@ -256,4 +257,4 @@ def _in_pack(small: _Small, slot: int, number: int, offset: int) -> PlannedArray
         return array
     part = tuple((s.start, s.stop) for s in small.box.index)
     shape = tuple(stop - start for start, stop in part)
-    return array._replace(boxes=(small.box,), shape=shape, packed=packed._replace(part=part))
+    return replace(array, boxes=(small.box,), shape=shape, packed=replace(packed, part=part))

@@ -57,23 +57,21 @@ class Placement(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What a saved leaf becomes.
+    """What a saved leaf becomes; of thousands that are alike there is one.
 
     Attributes:
-      leaf: its number in the manifest.
       finish: makes the leaf of its arrays.
       places: what its arrays become, by name; one that is not named stays on the host.
     """
 
-    leaf: int
     finish: Callable[[Mapping[str, Array]], object]
     places: Mapping[str, Placement] = {}  # it is a default, never written to
 
 
 class Matched(NamedTuple):
-    """The leaves to make, and what makes the tree of them, given by their numbers."""
+    """The leaves to make, and what makes the tree of them, both by their numbers."""
 
-    goals: list[Goal]
+    goals: dict[int, Goal]
     tree: Callable[[Mapping[int, object]], object]
 
 
@@ -145,7 +143,9 @@ class _Matching:
         self._refuse_other_counts()
         self._refuse_strangers()
         places = self._wanted([leaves[number].path for number in chosen])
-        goals = [self._as_saved(number, at) for number, at in zip(chosen, places, strict=True)]
+        goals = {
+            number: self._as_saved(number, at) for number, at in zip(chosen, places, strict=True)
+        }
 
         def tree(values: Mapping[int, object]) -> object:
             found = [values.get(number) for number in range(len(leaves))]
@@ -201,10 +201,10 @@ class _Matching:
         self.chosen.update(numbers[path] for path in chosen & numbers.keys())
         self._refuse_other_counts()
         asked_for = [path for path in like.paths if path in chosen]
-        goals = []
+        goals = {}
         for path, place in zip(asked_for, self._wanted(asked_for), strict=True):
             if path in numbers:
-                goals.append(self._goal(numbers[path], targets[path], place))
+                goals[numbers[path]] = self._goal(numbers[path], targets[path], place)
             else:
                 self.faults.append(f"{path!r}: asked for {asked(targets[path])}, not saved")
         for path in chosen - targets.keys():
@@ -239,7 +239,7 @@ class _Matching:
                 f"{entry.path!r}: no handler is named {entry.handler!r}; give it as handlers=, or "
                 "register its class (ckptmgr.register_leaf)"
             )
-            return Goal(number, _main_array)
+            return Goal(_main_array)
         places = {
             array.name: Placement(
                 True, self._place(entry, array, DTYPES[array.dtype], array.shape, place)
@@ -247,7 +247,7 @@ class _Matching:
             for array in entry.arrays
             if array.sharding is not None and place != "numpy"
         }
-        return Goal(number, partial(_decoded, handler, entry), places)
+        return Goal(partial(_decoded, handler, entry), places)
 
     def _place(
         self,
@@ -286,7 +286,7 @@ class _Matching:
             goal = self._as_target(number, target, place)
             if len(self.faults) == before:
                 self.known[kind] = goal
-        return Goal(number, goal.finish, goal.places)
+        return goal
 
     def _as_target(self, number: int, target: object, place: object) -> Goal:
         entry = self.manifest.leaves[number]
@@ -310,7 +310,7 @@ class _Matching:
         if kind in PYTHON_NUMBERS:
             if found[0] or not self._castable(found[1], PYTHON_NUMBERS[kind]):
                 return self._fault(number, target)
-            return Goal(number, partial(_number, kind, entry))
+            return Goal(partial(_number, kind, entry))
         return self._fault(number, target)
 
     def _accepts(self, handler: Handler, number: int, target: object) -> bool:
@@ -328,14 +328,14 @@ class _Matching:
         shape = tuple(target.shape)
         on_host = {"": Placement(dtype=dtype, shape=shape)}
         if isinstance(target, np.generic):
-            return Goal(number, _main_scalar, on_host)
+            return Goal(_main_scalar, on_host)
         if isinstance(target, np.ndarray | NumpyStruct) or place == "numpy":
-            return Goal(number, _main_array, on_host)
+            return Goal(_main_array, on_host)
         entry = self.manifest.leaves[number]
         # An array that jax placed by itself stays free to move with what it meets.
         array = forms.main(entry) if isinstance(target, jax.ShapeDtypeStruct) else None
         wanted = self._place(entry, array, dtype, shape, self._said(target, place))
-        return Goal(number, _main_array, {"": Placement(True, wanted, dtype, shape)})
+        return Goal(_main_array, {"": Placement(True, wanted, dtype, shape)})
 
     def _said(self, target: object, place: object) -> object:
         """What is said of a leaf: by the caller, or else by the leaf of `like`."""
@@ -354,7 +354,7 @@ class _Matching:
             f"{entry.path!r}: saved {saved(entry)}, asked for {asked(target)}"
             f" (casting={self.request.casting!r}, resize={self.request.resize})"
         )
-        return Goal(number, lambda _: None)
+        return Goal(lambda _: None)
 
 
 def _stranger(node: CustomNode | RegisteredNode) -> str:

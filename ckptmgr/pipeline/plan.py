@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from ckptmgr.format import zarr
@@ -36,7 +37,9 @@ from ckptmgr.tree.structure import Places
 Arrays = Mapping[str, Array]
 
 
-class Packed(NamedTuple):
+# Of these there are thousands, never part of a cycle: the garbage collector, which looks at all
+# that jax keeps as well once there are so many more, need not count them.
+class Packed(msgspec.Struct, frozen=True, gc=False):
     """Where a small array, or a part of one that no process holds whole, lies in a pack."""
 
     pack: int
@@ -44,7 +47,7 @@ class Packed(NamedTuple):
     part: tuple[tuple[int, int], ...] | None
 
 
-class PlannedArray(NamedTuple):
+class PlannedArray(msgspec.Struct, frozen=True, gc=False):
     """Where an array of a leaf goes: into files of its own, or into a pack.
 
     `shape`, `dtype` and `nbytes` are what is stored; of a part of a small array that no

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
+import msgspec
 import numpy as np
 
 from ckptmgr.errors import CheckpointError
@@ -28,7 +29,7 @@ _PACK: Final = 0  # the number of the pack, where a checkpoint is not added to
 _ALONE: Final = Processes()
 
 
-class _Verbatim(NamedTuple):
+class _Verbatim(msgspec.Struct, frozen=True, gc=False):
     """The form of a jax array that is encoded as itself, whatever its values.
 
     Of a tree that is saved again most leaves have the same forms, which jax keeps: to see

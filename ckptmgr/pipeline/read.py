@@ -14,8 +14,9 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from ckptmgr.errors import (
@@ -52,7 +53,8 @@ _LARGE: Final = 256 << 20  # bytes; to list its files costs nothing beside readi
 _GAP: Final = 512  # bytes; the padding of small arrays is less than 64
 
 
-class Wanted(NamedTuple):
+# Of these there are thousands, never part of a cycle: the garbage collector need not count them.
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """An array to read: which array of which leaf, and what the manifest says of it.
 
     Of an array in files of its own the parts that are delivered are `boxes`, of `nbytes`
@@ -74,7 +76,7 @@ class Wanted(NamedTuple):
                 yield number, box
 
 
-class _Member(NamedTuple):
+class _Member(msgspec.Struct, frozen=True, gc=False):
     """A small array, or a part of one, in a pack."""
 
     want: Wanted
