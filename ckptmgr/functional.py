@@ -37,13 +37,13 @@ from ckptmgr.pipeline import forms, reports, restore
 from ckptmgr.pipeline import merge as merging
 from ckptmgr.pipeline import verify as verifying
 from ckptmgr.pipeline.commit import step_info
+from ckptmgr.pipeline.handover import Handover
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.planner import Planner
 from ckptmgr.pipeline.records import read_both, read_record
 from ckptmgr.pipeline.request import LoadOptions, make_request
-from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.pipeline.verify import VerifyReport
 from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.retention import KeepAll

@@ -12,11 +12,11 @@ from ckptmgr.errors import CheckpointError
 from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import StepInfo, step_name
 from ckptmgr.future import SaveFuture
+from ckptmgr.pipeline.handover import Handover
 from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.merge import Merge
 from ckptmgr.pipeline.plan import Planned
 from ckptmgr.pipeline.planner import Planner
-from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.tree.registry import Registry
 
 OnBusy = Literal["wait", "skip", "replace"]

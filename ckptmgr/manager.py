@@ -30,10 +30,10 @@ from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import count, limiter, local_path, pack_size, require
 from ckptmgr.pace import Pacer
 from ckptmgr.pipeline import forms, reports
+from ckptmgr.pipeline.handover import Handover
 from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.planner import Planner
-from ckptmgr.pipeline.snapshot import Handover
 from ckptmgr.preemption import Preemption
 from ckptmgr.retention import KeepAll, Retention
 from ckptmgr.run import Run

@@ -2,8 +2,7 @@
 
 Saves wait in a queue and run one at a time; loads run beside them. The trainer's
 threads meet the loop in two places only: the queue, under one condition, and the
-futures. The store's lock is held by the thread itself, so it is let go exactly when
-the last work has ended.
+futures. The store's lock is the thread's, and so is let go when the last work has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from ckptmgr.format.step import StepInfo
 from ckptmgr.future import LoadFuture, SaveFuture, State
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.pipeline.snapshot import Handover, take
+from ckptmgr.pipeline.handover import Handover
+from ckptmgr.pipeline.snapshot import take
 from ckptmgr.queue import SaveQueue
 from ckptmgr.saver import Saver
 

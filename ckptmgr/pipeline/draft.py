@@ -245,7 +245,7 @@ def _planned(
 ) -> PlannedArray:
     raw, shape, place = dtype == laid.dtype, laid.shape, laid.sharding
     return PlannedArray(
-        leaf, name, dtype, shape, nbytes, place, laid.viewable, raw, laid.boxes, slot, shape,
+        leaf, name, dtype, shape, nbytes, place, laid.access, raw, laid.boxes, slot, shape,
         packed=packed,
     )  # fmt: skip
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from ckptmgr.errors import UnsupportedLeaf
 from ckptmgr.format import zarr
 from ckptmgr.format.manifest import ShardingEntry
 from ckptmgr.format.zarr import Shape
-from ckptmgr.tree import sharding
+from ckptmgr.tree import sharding, transfer
 from ckptmgr.tree.handlers import Array
 from ckptmgr.tree.per_process import Processes
 
@@ -69,8 +71,16 @@ Mine: TypeAlias = "Callable[[tuple[int, ...], int], bool]"
 """Whether this process writes a chunk, given the processes that hold it and its bytes."""
 
 
+class Access(Enum):
+    """How the host gets at an array's bytes."""
+
+    VIEW = auto()  # it sees them
+    SEND = auto()  # the accelerator copies them to it by itself
+    COPY = auto()  # jax copies them while the trainer waits
+
+
 class Layout(NamedTuple):
-    """How an array lies in memory: its boxes, their edges, and whether they can be viewed.
+    """How an array lies in memory: its boxes, their edges, and how the host gets at them.
 
     `holders`: the processes that have all of it; `shared`: whether some have the same box.
     """
@@ -79,7 +89,7 @@ class Layout(NamedTuple):
     shape: Shape
     nbytes: int
     sharding: ShardingEntry | None
-    viewable: bool
+    access: Access
     boxes: tuple[Box, ...]
     shard: Shape
     holders: tuple[int, ...] = (0,)
@@ -103,11 +113,11 @@ def of(array: Array, path: str, processes: Processes = _ALONE) -> Layout:
         everywhere = tuple(range(processes.count))
         box = Box(None, whole, holders=everywhere)
         return Layout(
-            dtype, shape, nbytes, None, False, (box,), shape, everywhere, len(everywhere) > 1
+            dtype, shape, nbytes, None, Access.COPY, (box,), shape, everywhere, len(everywhere) > 1
         )
     _refuse_misplaced(array, path, processes)
     entry = sharding.describe(array.sharding)
-    viewable = sharding.platform(array.sharding) == "cpu" and dtype.name not in _UNPACKED
+    access = _access(array.sharding, dtype)
     if processes.count > 1:
         boxes, edges = _global_boxes(array), tuple(array.sharding.shard_shape(shape))
         if not all(_on_grid(box.index, edges) for box in boxes):
@@ -115,12 +125,12 @@ def of(array: Array, path: str, processes: Processes = _ALONE) -> Layout:
         holders = [set(box.holders) for box in boxes]
         common = tuple(sorted(set.intersection(*holders)))
         shared = any(len(held) > 1 for held in holders)
-        return Layout(dtype, shape, nbytes, entry, viewable, boxes, edges, common, shared)
+        return Layout(dtype, shape, nbytes, entry, access, boxes, edges, common, shared)
     if array.is_fully_replicated:
         # Seen whole it is a view at a third of the cost of its shard; where it is no view the
         # array would keep the copy that jax makes, and only the shard is let go with it.
-        shard = None if viewable else 0
-        return Layout(dtype, shape, nbytes, entry, viewable, (Box(shard, whole),), shape)
+        shard = None if access is Access.VIEW else 0
+        return Layout(dtype, shape, nbytes, entry, access, (Box(shard, whole),), shape)
     boxes = tuple(
         Box(number, _within(shard.index, shape))
         for number, shard in enumerate(array.addressable_shards)
@@ -128,8 +138,16 @@ def of(array: Array, path: str, processes: Processes = _ALONE) -> Layout:
     )
     edges = tuple(array.sharding.shard_shape(shape))
     if all(_on_grid(box.index, edges) for box in boxes):
-        return Layout(dtype, shape, nbytes, entry, viewable, boxes, edges)
-    return Layout(dtype, shape, nbytes, entry, False, (Box(None, whole),), shape)
+        return Layout(dtype, shape, nbytes, entry, access, boxes, edges)
+    return Layout(dtype, shape, nbytes, entry, Access.COPY, (Box(None, whole),), shape)
+
+
+def _access(place: Sharding, dtype: np.dtype) -> Access:
+    if dtype.name in _UNPACKED:
+        return Access.COPY
+    if sharding.platform(place) == "cpu":
+        return Access.VIEW
+    return Access.SEND if transfer.can_send(place) else Access.COPY
 
 
 def _refuse_misplaced(array: jax.Array, path: str, processes: Processes) -> None:

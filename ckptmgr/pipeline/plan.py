@@ -30,7 +30,7 @@ from ckptmgr.format.manifest import (
 )
 from ckptmgr.format.scalar import JSON
 from ckptmgr.format.zarr import RAW, Codec, Shape
-from ckptmgr.pipeline.layout import Box, File
+from ckptmgr.pipeline.layout import Access, Box, File
 from ckptmgr.tree.handlers import Array, Handler
 from ckptmgr.tree.structure import Places
 
@@ -52,7 +52,7 @@ class PlannedArray(msgspec.Struct, frozen=True, gc=False):
 
     `shape`, `dtype` and `nbytes` are what is stored; of a part of a small array that no
     process holds whole they are the part's, and `whole` is the shape of the array.
-    `viewable`: the host can see the array's memory without a copy. `raw`: each chunk is
+    `access`: how the host gets at the array's memory. `raw`: each chunk is
     stored as a run of these very bytes, which nobody changes: what a handler of the user's
     made may be seen elsewhere. `boxes` are those that this process writes.
     """
@@ -63,7 +63,7 @@ class PlannedArray(msgspec.Struct, frozen=True, gc=False):
     shape: Shape
     nbytes: int
     sharding: ShardingEntry | None
-    viewable: bool
+    access: Access
     raw: bool
     boxes: tuple[Box, ...]
     slot: int

@@ -13,111 +13,24 @@ import contextlib
 import itertools
 import math
 import mmap
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+import jax
 import numpy as np
 
 from ckptmgr.errors import CheckpointError, UnsupportedLeaf
 from ckptmgr.format.zarr import RAW
 from ckptmgr.limiter import ByteLimiter, Lease
-from ckptmgr.pipeline.layout import Box, File
+from ckptmgr.pipeline.handover import Handover, Piece
+from ckptmgr.pipeline.layout import Access, Box, File
 from ckptmgr.pipeline.plan import Arrays, Plan, PlannedArray
+from ckptmgr.tree import transfer
 from ckptmgr.tree.casting import fill
 from ckptmgr.tree.handlers import Array
 
 _COPIES_TO_ENCODE: Final = 3  # the chunk, the codec's own copy of it, and what comes out
-
-
-class Piece(NamedTuple):
-    """The bytes of one file, `start` to `stop` of a host array, and the lease on that array.
-
-    `array` has the codec that they go through, if any; `host` is then the chunk itself.
-    """
-
-    file: File
-    host: np.ndarray
-    start: int
-    stop: int
-    lease: Lease
-    array: PlannedArray | None = None
-
-    def data(self) -> memoryview:
-        """The bytes; for those that write, as the trainer's thread is not to wait for it."""
-        return self.host.reshape(-1).view(np.uint8).data[self.start : self.stop]
-
-
-class Handover:
-    """Pieces on their way from the trainer's thread to those that write.
-
-    A piece that nobody will write any more is released by whoever holds it last.
-
-    Attributes:
-      closed: all pieces have been handed over.
-    """
-
-    def __init__(self, began: Callable[[], None]) -> None:
-        self._began = began  # called once, at the first push: the service sleeps until then
-        self._lock = threading.RLock()  # entered as it is, as the queue's
-        self._changed = threading.Condition(self._lock)
-        self._pieces: deque[Iterator[Piece]] = deque()
-        self.closed = False
-        self._abandoned = False
-
-    def push(self, pieces: Iterable[Piece], *, wake: bool) -> bool:
-        """Hand pieces over; False where nobody wants them, so the rest need not be made.
-
-        They are asked for one after the other, by those that write.
-
-        `wake` those that write. Without it they hear at the next push or `close`: threads
-        that start to work now would take the interpreter from the trainer's.
-        """
-        with self._lock:
-            if not self._abandoned:
-                self._pieces.append(iter(pieces))
-                if wake:
-                    self._notify()
-                return True
-        for piece in pieces:
-            piece.lease.release()
-        return False
-
-    def close(self) -> None:
-        """There are no more pieces; the last ones may still be unknown to those that write."""
-        with self._lock:
-            self.closed = True
-            self._notify()
-
-    def abandon(self) -> None:
-        """Release what is here and refuse what is still to come."""
-        with self._lock:
-            self._abandoned = True
-            pieces, self._pieces = self._pieces, deque()
-            self._changed.notify_all()
-        for piece in itertools.chain.from_iterable(pieces):
-            piece.lease.release()
-
-    def get(self) -> Piece | None:
-        """Block for the next piece; None after the last, or once they are abandoned."""
-        with self._lock:
-            while True:
-                self._changed.wait_for(lambda: self._pieces or self.closed or self._abandoned)
-                if not self._pieces:
-                    return None
-                for piece in self._pieces[0]:
-                    return piece
-                self._pieces.popleft()
-
-    def _notify(self) -> None:
-        self._changed.notify_all()
-        began, self._began = self._began, _nothing
-        began()
-
-
-def _nothing() -> None:
-    pass
 
 
 def take(
@@ -181,17 +94,39 @@ class _Camera:
 
     def pack(self, file: File) -> bool:
         """Copy the small arrays of a pack's file; False where nobody wants them."""
-        lease = self._acquire(file.nbytes)
+        members = list(zip(file.spans, self._packed))  # noqa: B905  # the rest is the next file's
+        sent = [(start, array) for (start, _), array in members if self._is_sent(array)]
+        lease = self._acquire(file.nbytes + sum(array.nbytes for _, array in sent))
         if lease is None:
             return False
         with _released_on_error(lease):
             buffer = np.zeros(file.spans[-1][1], np.uint8)
             # Not viewed, to be copied later: what two of numpy's objects for each of thousands
             # of views cost, in calls of the garbage collector too, is more than the copy.
-            for (start, _), array in zip(file.spans, self._packed):  # noqa: B905  # the rest is the next file's
-                self._copy_small(array, np.ndarray(array.shape, array.dtype, buffer, start))
-        self._ready.append(Piece(file, buffer, 0, len(buffer), lease))
+            for (start, _), array in members:
+                if not (sent and self._is_sent(array)):
+                    self._copy_small(array, np.ndarray(array.shape, array.dtype, buffer, start))
+            small = self._send([(array, array.boxes[0]) for _, array in sent])
+        pairs = [(start, host) for (start, _), host in zip(sent, small, strict=True)]
+        self._ready.append(Piece(file, buffer, 0, len(buffer), lease, small=pairs))
         return True
+
+    def _is_sent(self, array: PlannedArray) -> bool:
+        """Whether the accelerator copies a small array, as it is stored, while nobody waits."""
+        if array.access is not Access.SEND:
+            return False
+        return len(array.boxes) == 1 and self._source(array).dtype == array.dtype
+
+    def _send(self, parts: Sequence[tuple[PlannedArray, Box]]) -> list[jax.Array]:
+        """Have the accelerators copy these parts of arrays; all in one call to jax."""
+        found = []
+        for array, box in parts:
+            source, path = self._source(array), self._plan.paths[array.leaf]
+            assert not isinstance(source, np.ndarray)
+            if source.is_deleted():
+                raise _deleted(path)
+            found.append(_part(source, box))
+        return transfer.send(found)
 
     def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
         source, path = self._source(array), self._plan.paths[array.leaf]
@@ -212,11 +147,11 @@ class _Camera:
         """View or copy a large array, box by box; False where nobody wants it."""
         source, path = self._source(array), self._plan.paths[array.leaf]
         for box in array.boxes:
-            if not (array.viewable or isinstance(source, np.ndarray)):
+            if array.access is not Access.VIEW and not isinstance(source, np.ndarray):
                 wanted = self._fetch(array, source, box)
             else:
                 host = _host(source, box, path)
-                if self._borrow and array.viewable and array.raw and host.flags.c_contiguous:
+                if self._borrow and array.raw and host.flags.c_contiguous:
                     self._views.append((host, box))
                     continue
                 wanted = self._copy(array, host, box)
@@ -227,12 +162,18 @@ class _Camera:
     def _fetch(self, array: PlannedArray, source: Array, box: Box) -> bool:
         # The copy is jax's to make, in one piece: from an accelerator, or to unpack it. All that
         # is made of it counts from here on: to wait for more with this held could be for ever.
+        # Only what is stored just as it is may come later: of the rest the trainer hears if it
+        # does not fit.
         extra = 0 if array.raw else box.nbytes * _COPIES_TO_ENCODE
         lease = self._acquire(_nbytes(source, box) + extra)
         if lease is None:
             return False
         path = self._plan.paths[array.leaf]
         with _released_on_error(lease):
+            if array.raw and array.access is Access.SEND:
+                (sent,) = self._send([(array, box)])
+                self._ready += _pieces(sent, box, lease)
+                return True
             host = np.ascontiguousarray(_host(source, box, path))
             copies = () if array.raw else [_copied(host[c.part], array, path) for c in box.chunks]
         if array.raw:
@@ -258,7 +199,7 @@ class _Camera:
         return True
 
 
-def _pieces(host: np.ndarray, box: Box, lease: Lease) -> list[Piece]:
+def _pieces(host: Array, box: Box, lease: Lease) -> list[Piece]:
     """The chunks of a host array, which lives until the last of them is written."""
     lease.share(len(box.chunks))
     return [Piece(cut.file, host, cut.start, cut.stop, lease) for cut in box.chunks]
@@ -314,12 +255,18 @@ def _host(source: Array, box: Box, path: str) -> np.ndarray:
     if isinstance(source, np.ndarray):
         return source
     try:
-        return np.asarray(source if box.shard is None else source.addressable_data(box.shard))
+        return np.asarray(_part(source, box))
     except RuntimeError as error:
         if source.is_deleted():
-            raise UnsupportedLeaf(
-                "this array was deleted or donated before save() was called", leaf=path
-            ) from error
+            raise _deleted(path) from error
         raise CheckpointError(
             f"this array cannot be read; what was to compute it failed: {error}", leaf=path
         ) from error
+
+
+def _part(source: jax.Array, box: Box) -> jax.Array:
+    return source if box.shard is None else source.addressable_data(box.shard)
+
+
+def _deleted(path: str) -> UnsupportedLeaf:
+    return UnsupportedLeaf("this array was deleted or donated before save() was called", leaf=path)

@@ -14,14 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import jax
+import numpy as np
+
+from ckptmgr.errors import CheckpointError
 from ckptmgr.format.digest import Checksum, Digest, digest
 from ckptmgr.format.zarr import RAW
 from ckptmgr.future import Progress
 from ckptmgr.pipeline import codec
+from ckptmgr.pipeline.handover import Handover, Piece
 from ckptmgr.pipeline.incremental import Former
 from ckptmgr.pipeline.layout import File
 from ckptmgr.pipeline.plan import Plan
-from ckptmgr.pipeline.snapshot import Handover, Piece
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import BLOCK, Attempt, Bytes
 
@@ -53,6 +57,11 @@ async def write(
         while (piece := handover.get()) is not None:
             try:
                 found = _put(piece, attempt, former)
+            except jax.errors.JaxRuntimeError as error:
+                raise CheckpointError(
+                    f"this array cannot be read; what was to compute it failed: {error}",
+                    leaf=plan.paths[plan.slot_leaf[piece.file.slot]],
+                ) from error
             finally:
                 piece.lease.release()
             digests[piece.file.slot : piece.file.slot + len(found)] = found
@@ -85,7 +94,9 @@ def _put(piece: Piece, attempt: Attempt, former: Former | None) -> list[str]:
     if array is None or raw:
         attempt.put(file.path, _Chunk(data, file.nbytes))
     else:
-        attempt.put(file.path, [codec.encode(piece.host, array.chunk or (), array.codec)])
+        attempt.put(
+            file.path, [codec.encode(np.asarray(piece.host), array.chunk or (), array.codec)]
+        )
     return found
 
 

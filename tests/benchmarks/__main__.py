@@ -1,6 +1,9 @@
-"""The whole benchmark: speed of each work, memory, planning, as tables and as results/bench.json.
+"""The whole benchmark: its parts in turn, each in a process of its own.
 
-Usage: python -m tests.benchmarks [--rounds N] [--directory DIRECTORY]
+Usage: python -m tests.benchmarks [--full] [--rounds N] [--directory DIRECTORY] [--only PART ...]
+
+What was measured goes to results/bench.json as it comes, is shown as tables, and drawn as
+results/*.png. A part that is not run now stays as it was measured last.
 """
 
 from __future__ import annotations
@@ -8,100 +11,93 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
+from tests.benchmarks import plots, tables
+from tests.benchmarks.contenders import ALL
 from tests.benchmarks.memory import CASES
-from tests.benchmarks.works import WORKS
 
-SHORT = ("llm", "leaves-5000")  # the works of `make bench`; all of them are `make bench-full`'s
-US = "ckptmgr"
-FIGURES = {
-    "stall": "stall",
-    "loop_stall": "stall, donating loop",
-    "step_excess": "excess of 8 steps",
-    "durable": "durable",
-    "restore_cold": "restore, cold",
-    "restore_warm": "restore, warm",
-}
-_MIB = 1 << 20
+_RESULTS: Final = "results"
+_TMPFS: Final = "/dev/shm"  # measured as such
+_BEST: Final = ("ckptmgr", "orbax", "jax", "raw x4", "direct x4")
+_GROWTH: Final = ("ckptmgr", "orbax", "raw x4")
+_ROUNDS: Final = "--rounds={rounds}"
 
 
-def run(module: str, *arguments: str) -> dict[str, object]:
-    """One part of the benchmark, in a process of its own."""
-    command = [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
+class Part(NamedTuple):
+    """A module of the benchmark and its arguments; `{directory}` and `{rounds}` are filled in."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+
+
+def speed(work: str, who: Sequence[str] = (), directory: str = "{directory}") -> Part:
+    """A work, by those named or by all."""
+    names = ",".join(who or [one.name for one in ALL])
+    name = work if directory.startswith("{") else f"{work}, tmpfs"
+    return Part(name, "speed", (work, directory, f"--who={names}", _ROUNDS))
+
+
+def parts(*, full: bool) -> Iterator[Part]:
+    """What is run; those that are left out of a work would need an hour or 30 GB for it."""
+    yield speed("llm", () if full else _BEST)
+    yield speed("leaves-5000", _BEST)
+    if full:
+        yield speed("llm", directory=_TMPFS)
+        yield speed("mixed", _BEST)
+        for leaves in (100, 1000, 10_000):
+            yield speed(f"leaves-{leaves}", _BEST)
+        yield speed("leaves-100000", ["ckptmgr"])
+        for megabytes in (256, 1024, 4096):
+            yield speed(f"growth-{megabytes}", _GROWTH)
+        yield speed("growth-8192", ["ckptmgr", "raw x4"])
+        yield Part("loop", "loop", ("{directory}", _ROUNDS))
+    yield Part("frozen", "frozen", ("{directory}", _ROUNDS))
+    yield Part("steps", "steps", ("{directory}", _ROUNDS))
+    yield Part("plan", "plan", (_ROUNDS,))
+    for case in CASES:
+        yield Part(f"memory: {case}", "memory", (case, "{directory}"))
+
+
+def run(part: Part, directory: str, rounds: int) -> dict[str, Any]:
+    """Run one part; what it printed."""
+    arguments = [a.format(directory=directory, rounds=rounds) for a in part.arguments]
+    command = [sys.executable, "-m", f"tests.benchmarks.{part.module}", *arguments]
     finished = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return dict(json.loads(finished.stdout))
 
 
-def spread(values: list[float]) -> str:
-    """The median with minimum and maximum, in milliseconds."""
-    low, middle, high = (1e3 * f(values) for f in (min, statistics.median, max))
-    digits = 1 if middle < 100 else 0
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def speed_table(work: str, nbytes: int, figures: dict[str, dict[str, list[float]]]) -> Table:
-    """A row for each contender: its figures, and how many times ours its median is."""
-    title = f"{work}, {nbytes / 1e6:.0f} MB; ms: median (min to max) x how many times ours"
-    table = Table("who", *FIGURES.values(), "on disk", title=title)
-    for name, found in figures.items():
-        cells = []
-        for figure in FIGURES:
-            values, ours = found.get(figure), figures[US].get(figure)
-            if not values or not ours:
-                cells.append("-")
-                continue
-            ratio = statistics.median(values) / max(statistics.median(ours), 1e-9)
-            cells.append(spread(values) if name == US else f"{spread(values)} x{ratio:.2f}")
-        table.add_row(name, *cells, f"{statistics.median(found['bytes_on_disk']) / nbytes:.2f}")
-    return table
-
-
-def memory_table(found: list[dict[str, object]]) -> Table:
-    """Each case in MiB."""
-    table = Table(
-        "llm, in_flight_bytes=256MiB", "extra peak MiB", "of it borrowed MiB", title="memory"
-    )
-    for case in found:
-        extra, borrowed = (f"{float(str(case[name])) / _MIB:.0f}" for name in ("extra", "borrowed"))
-        table.add_row(str(case["case"]), extra, borrowed)
-    return table
-
-
-def plan_table(found: dict[str, dict[str, list[float]]]) -> Table:
-    """Microseconds a leaf, for each number of leaves."""
-    table = Table("leaves", "first", "cached", title="flatten + structure + plan, us a leaf")
-    for leaves, times in found.items():
-        cells = (f"{statistics.median(times[name]):.1f}" for name in ("first", "cached"))
-        table.add_row(f"{int(leaves):,}", *cells)
-    return table
-
-
 def main() -> None:
-    """Run it all."""
+    """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", default="results")
+    parser.add_argument("--directory", default=_RESULTS)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--only", nargs="*", help="parts by name; none: only show and draw")
     arguments = parser.parse_args()
     os.makedirs(arguments.directory, exist_ok=True)
-    os.makedirs("results", exist_ok=True)
-    console, results = Console(width=200), {}
-    for work in WORKS if arguments.full else SHORT:
-        result = run("speed", work, arguments.directory, f"--rounds={arguments.rounds}")
-        results[work] = result
-        console.print(speed_table(work, result["nbytes"], result["figures"]))  # type: ignore[arg-type]  # as speed.py writes them
-    memory = [run("memory", case, arguments.directory) for case in CASES]
-    console.print(memory_table(memory))
-    plan = run("plan", f"--rounds={arguments.rounds}")["plan"]
-    console.print(plan_table(plan))  # type: ignore[arg-type]  # as plan.py writes it
-    with open("results/bench.json", "w") as file:
-        json.dump({**results, "memory": memory, "plan": plan}, file, indent=1)
+    os.makedirs(_RESULTS, exist_ok=True)
+    file, results = f"{_RESULTS}/bench.json", dict[str, Any]()
+    if os.path.exists(file):
+        with open(file) as stored:
+            results = json.load(stored)
+    for part in parts(full=arguments.full):
+        if arguments.only is not None and part.name not in arguments.only:
+            continue
+        results[part.name] = run(part, arguments.directory, arguments.rounds)
+        with open(file, "w") as stored:
+            json.dump(results, stored, indent=1)
+    console = Console(width=200)
+    for table in tables.of(results):
+        console.print(table)
+    for path in plots.draw(results, _RESULTS):
+        console.print(f"drew {path}")
 
 
 if __name__ == "__main__":

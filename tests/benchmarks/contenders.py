@@ -37,11 +37,11 @@ class Contender(ABC):
       keep: how many of the newest steps to keep; None: all.
 
     Attributes:
-      donation_safe: whether the tree may be donated while it is being saved.
+      in_loop: whether it saves beside a loop that donates its state.
     """
 
     name: ClassVar[str]
-    donation_safe: ClassVar[bool] = True
+    in_loop: ClassVar[bool] = False
 
     def __init__(self, directory: str, keep: int | None = None) -> None:
         self.directory = directory
@@ -69,6 +69,7 @@ class Ckptmgr(Contender):
     """This project, digests on."""
 
     name = "ckptmgr"
+    in_loop = True
 
     def __enter__(self) -> Self:
         keep = ckptmgr.KeepLast(self.keep) if self.keep else ckptmgr.KeepAll()
@@ -95,6 +96,7 @@ class Orbax(Contender):
     """Orbax's CheckpointManager as it comes: asynchronous, OCDBT, zstd."""
 
     name = "orbax"
+    in_loop = True
 
     def __enter__(self) -> Self:
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep)
@@ -121,6 +123,7 @@ class OrbaxZarr3(Contender):
     """Orbax's asynchronous checkpointer set to what we do: Zarr v3, no OCDBT, no compression."""
 
     name = "orbax zarr3"
+    in_loop = True
 
     def __enter__(self) -> Self:
         handler = ocp.PyTreeCheckpointHandler(
@@ -157,7 +160,6 @@ class JaxSerialization(Contender):
     """JAX's own pytree_serialization, nonblocking."""
 
     name = "jax"
-    donation_safe = False
 
     def save(self, step: int, tree: object) -> Callable[[], object]:
         """`nonblocking_save`."""

@@ -121,8 +121,7 @@ def run(work: str, directory: str, rounds: int, who: str = "") -> dict[str, obje
         for contender in ALL:
             if who and contender.name not in who.split(","):
                 continue
-            loop = contender.donation_safe and not contender.name.startswith("raw")
-            for probe in [measure, measure_loop] if loop else [measure]:
+            for probe in [measure, measure_loop] if contender.in_loop else [measure]:
                 release_memory()
                 place = tempfile.mkdtemp(dir=directory)
                 try:
