@@ -32,8 +32,7 @@ def write_new(path: str, parts: Iterable[Bytes], stages: Stages) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, _FILE_MODE)
     try:
-        with stages.lent() as stage:
-            write(descriptor, parts, stage)
+        write(descriptor, parts, stages)
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)

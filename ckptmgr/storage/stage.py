@@ -39,8 +39,21 @@ class Stages:
             self._free.append(buffer)
 
 
-def write(descriptor: int, parts: Iterable[Bytes], stage: memoryview) -> None:
-    """Write a new file; what is left of it after whole blocks goes through the cache."""
+def write(descriptor: int, parts: Iterable[Bytes], stages: Stages) -> None:
+    """Write a new file: past the cache where a block device lies below, but for the last block.
+
+    What lies in memory has no cache to pass, and of file systems on a network nothing was
+    measured: there it goes as it comes. On tmpfs that takes two thirds of the time.
+    """
+    if os.major(os.fstat(descriptor).st_dev):
+        with stages.lent() as stage:
+            _write_past(descriptor, parts, stage)
+    else:
+        for part in parts:
+            write_all(descriptor, [part])
+
+
+def _write_past(descriptor: int, parts: Iterable[Bytes], stage: memoryview) -> None:
     filled, direct = 0, False
     for part in parts:
         left = memoryview(part).cast("B")
@@ -58,13 +71,7 @@ def write(descriptor: int, parts: Iterable[Bytes], stage: memoryview) -> None:
 
 
 def _pass_cache(descriptor: int) -> bool:
-    """Whether writes go past the cache from now on.
-
-    Not where there is no block device below: what lies in memory has nothing to pass, and of
-    file systems on a network nothing was measured.
-    """
-    if not os.major(os.fstat(descriptor).st_dev):
-        return False
+    """Whether writes go past the cache from now on."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
     except OSError:  # the file system cannot
