@@ -24,6 +24,7 @@ from ckptmgr.errors import (
     StepExists,
     StepHeld,
     StorageError,
+    StoreUnavailable,
     TooManyOpenFiles,
     TreeMismatch,
     TruncatedFile,
@@ -53,6 +54,7 @@ from ckptmgr.retention import (
     Verdict,
 )
 from ckptmgr.storage.memory import MemoryStorage
+from ckptmgr.storage.url import ObjectStore
 from ckptmgr.tree.handlers import Encoded, Handler, NumpyStruct, Stored
 from ckptmgr.tree.per_process import PerProcess
 from ckptmgr.tree.registered import register_leaf, register_node
@@ -108,6 +110,7 @@ __all__ = [
     "Coordinator",
     "LimiterStatistics",
     "MemoryStorage",
+    "ObjectStore",
     "msgpack",
     # errors
     "CheckpointError",
@@ -131,6 +134,7 @@ __all__ = [
     "StepExists",
     "StepHeld",
     "StorageError",
+    "StoreUnavailable",
     "TooManyOpenFiles",
     "TreeMismatch",
     "TruncatedFile",

@@ -18,6 +18,7 @@ from absl import logging
 from ckptmgr.errors import (
     CheckpointError,
     DamagedStep,
+    Exhausted,
     MissingFile,
     NoSuchStep,
     StepHeld,
@@ -83,7 +84,7 @@ class Catalog:
                     if record is None:
                         continue
                     info = self._info(name, record)
-                except UnsupportedFormat:
+                except (UnsupportedFormat, Exhausted):
                     raise
                 except (DamagedStep, StorageError, ValueError) as error:
                     if before is None:

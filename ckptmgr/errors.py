@@ -142,6 +142,10 @@ class StorageError(CheckpointError):
     """The file system or object store refused or failed; its own error is `__cause__`."""
 
 
+class StoreUnavailable(Exhausted, StorageError):
+    """The object store did not answer, or refused; that says nothing against a step."""
+
+
 class NoSpace(StorageError):
     """There is not enough room for the step."""
 

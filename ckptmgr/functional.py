@@ -28,11 +28,11 @@ from ckptmgr.errors import (
     StepExists,
 )
 from ckptmgr.format.manifest import CommitRecord, Manifest
-from ckptmgr.format.step import COMMIT_RECORD, StepInfo, step_name
+from ckptmgr.format.step import StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
 from ckptmgr.jobs import SaveJob, unplanned
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.options import limiter, local_path, pack_size
+from ckptmgr.options import limiter, pack_size
 from ckptmgr.pipeline import forms, reports, restore
 from ckptmgr.pipeline import merge as merging
 from ckptmgr.pipeline import verify as verifying
@@ -49,7 +49,8 @@ from ckptmgr.pipeline.workers import left_in_thread
 from ckptmgr.retention import KeepAll
 from ckptmgr.saver import Saver
 from ckptmgr.service import Service
-from ckptmgr.storage.local import LocalStorage
+from ckptmgr.storage.base import Storage
+from ckptmgr.storage.url import ObjectStore, at, parent
 from ckptmgr.tree.handlers import Handler
 from ckptmgr.tree.per_process import Processes
 from ckptmgr.tree.registry import Registry
@@ -66,6 +67,7 @@ def save(  # each on its own
     metadata: Mapping[str, object] | None = None,
     leaf_options: object = (),
     handlers: Sequence[Handler] = (),
+    storage: ObjectStore | None = None,
 ) -> StepInfo:
     """Save a tree as the directory `path`; blocks until it is durable.
 
@@ -80,6 +82,7 @@ def save(  # each on its own
       metadata: plain JSON, stored with it.
       leaf_options: which leaves are stored how, as of the manager.
       handlers: for leaves of further classes, as of the manager.
+      storage: how to reach an object store, where `path` is a URL.
 
     Raises:
       StepExists: `path` exists and neither `overwrite` nor `merge` is asked for, or it is no
@@ -100,6 +103,7 @@ def save(  # each on its own
         metadata=metadata,
         leaf_options=leaf_options,
         handlers=handlers,
+        storage=storage,
     ).result()
     assert info is not None
     return info
@@ -114,30 +118,29 @@ def save_async(  # as save
     metadata: Mapping[str, object] | None = None,
     leaf_options: object = (),
     handlers: Sequence[Handler] = (),
+    storage: ObjectStore | None = None,
 ) -> SaveFuture:
     """As `save`, but returns once the snapshot is taken, with a future of the rest."""
     if merge and overwrite:
         raise InvalidOption("merge keeps what overwrite replaces: ask for one of them")
-    # Through links, which a rename would replace.
-    root, name = os.path.split(os.path.realpath(local_path(path)))
-    storage, registry, coordinator = LocalStorage(root), Registry(handlers), Coordinator()
+    (store, name), registry, coordinator = parent(path, storage), Registry(handlers), Coordinator()
     here = Processes(coordinator.index, coordinator.count)
     rules, below = LeafRules(leaf_options), pack_size(_PACK_BELOW)
-    books = _Books(storage)
-    saver = Saver(storage, books, coordinator)
+    books = _Books(store)
+    saver = Saver(store, books, coordinator)
     service = Service(saver, books, coordinator, max_pending=0, writer=False)
 
     def planned_job() -> SaveJob:
         kept, head = None, header(None, None, metadata)
         if merge:
-            raw, record, manifest = _former(storage, name)
+            raw, record, manifest = _former(store, name)
             planned = Planner(registry, below, rules, next_pack(manifest), here).plan(tree)
             kept = merging.merge(name, raw, manifest, planned.plan)
             said = header(record.step, step_info(record, "").metrics, metadata)
             head = replace(said, metadata={**record.metadata, **said.metadata})
         else:
             planned = Planner(registry, below, rules, processes=here).plan(tree)
-        taken = storage.taken(name)
+        taken = store.taken(name)
         if taken and not (overwrite or merge):
             raise StepExists("this path exists; overwrite=True replaces a checkpoint", file=path)
         if taken:
@@ -159,7 +162,7 @@ def save_async(  # as save
         service.finish()
 
 
-def _former(storage: LocalStorage, name: str) -> tuple[bytes, CommitRecord, Manifest]:
+def _former(storage: Storage, name: str) -> tuple[bytes, CommitRecord, Manifest]:
     """The checkpoint to merge into: the bytes of its record, the record, the manifest."""
     try:
         return read_both(storage, name)
@@ -176,13 +179,21 @@ def load(  # each on its own
     *,
     in_flight_bytes: int | str | ByteLimiter | None = None,
     handlers: Sequence[Handler] = (),
+    storage: ObjectStore | None = None,
     **options: Unpack[LoadOptions],
 ) -> Any:  # a tree of the caller's own types
     """Load the tree at `path`, a checkpoint or a run's newest step; blocks until it is there.
 
     Arguments and errors are those of `CheckpointManager.restore`.
     """
-    future = load_async(path, like, in_flight_bytes=in_flight_bytes, handlers=handlers, **options)
+    future = load_async(
+        path,
+        like,
+        in_flight_bytes=in_flight_bytes,
+        handlers=handlers,
+        storage=storage,
+        **options,
+    )
     try:
         return future.result()
     except BaseException:
@@ -196,24 +207,25 @@ def load_async(  # as load
     *,
     in_flight_bytes: int | str | ByteLimiter | None = None,
     handlers: Sequence[Handler] = (),
+    storage: ObjectStore | None = None,
     **options: Unpack[LoadOptions],
 ) -> LoadFuture:
     """As `load`, but returns at once a future of the tree."""
-    storage, name = _place(path)
+    store, name = at(path, storage)
     request = make_request(like, **options)
     if request.broadcast:
         raise InvalidOption("broadcast is a manager's: CheckpointManager(...).restore()")
     registry, limit = Registry(handlers), limiter(in_flight_bytes)
-    service = _reader(storage)
+    service = _reader(store)
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:
-        run = Catalog(storage, KeepAll())
+        run = Catalog(store, KeepAll())
         while True:
             future.step, chosen = await anyio.to_thread.run_sync(_newest, name, run)
             try:
-                async with left_in_thread(storage.reading(chosen)):
-                    return await restore.load(storage, chosen, request, registry, limit, future)
+                async with left_in_thread(store.reading(chosen)):
+                    return await restore.load(store, chosen, request, registry, limit, future)
             except DamagedStep as error:
                 if future.step is None:
                     raise
@@ -230,7 +242,10 @@ def load_async(  # as load
 
 
 def load_structure(
-    path: str | os.PathLike[str], *, handlers: Sequence[Handler] = ()
+    path: str | os.PathLike[str],
+    *,
+    handlers: Sequence[Handler] = (),
+    storage: ObjectStore | None = None,
 ) -> Any:  # a tree of the caller's own structure
     """The tree at `path` without its bytes: reads the manifest, and no array data.
 
@@ -242,24 +257,16 @@ def load_structure(
     Raises:
       NoSuchStep, DamagedStep, UnsupportedFormat: as `load`.
     """
-    storage, name = _place(path)
-    _, chosen = _newest(name, Catalog(storage, KeepAll()))
-    return restore.look(storage, chosen, Registry(handlers))
-
-
-def _place(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
-    """The store and the name of the checkpoint at `path`; no name where it is a run."""
-    where = local_path(path)
-    if not os.path.isdir(where):
-        raise NoSuchStep("there is no such directory", file=where)
-    if os.path.lexists(os.path.join(where, COMMIT_RECORD)):
-        root, name = os.path.split(os.path.realpath(where))
-        return LocalStorage(root), name
-    return LocalStorage(where), ""
+    store, name = at(path, storage)
+    _, chosen = _newest(name, Catalog(store, KeepAll()))
+    return restore.look(store, chosen, Registry(handlers))
 
 
 def verify(
-    path: str | os.PathLike[str], *, in_flight_bytes: int | str | ByteLimiter | None = None
+    path: str | os.PathLike[str],
+    *,
+    in_flight_bytes: int | str | ByteLimiter | None = None,
+    storage: ObjectStore | None = None,
 ) -> VerifyReport:
     """Read everything of the checkpoint at `path`, or of a run's newest step, and check it.
 
@@ -269,20 +276,20 @@ def verify(
       NoSuchStep: there is none.
       UnsupportedFormat: it was written by a newer version.
     """
-    storage, name = _place(path)
-    service = _reader(storage)
+    store, name = at(path, storage)
+    service = _reader(store)
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:
-        run = Catalog(storage, KeepAll())
+        run = Catalog(store, KeepAll())
         if name:
             chosen = name
         else:
             await anyio.to_thread.run_sync(run.refresh)
             steps = [*run.steps, *run.damaged]
             chosen = step_name(max(steps)) if steps else step_name(run.find(None).step or 0)
-        async with left_in_thread(storage.reading(chosen)):
-            return await verifying.verify(storage, chosen, limiter(in_flight_bytes))
+        async with left_in_thread(store.reading(chosen)):
+            return await verifying.verify(store, chosen, limiter(in_flight_bytes))
 
     try:
         service.load(future, work)
@@ -301,7 +308,7 @@ def _newest(name: str, run: Catalog) -> tuple[int | None, str]:
     return step, step_name(step or 0)
 
 
-def _reader(storage: LocalStorage) -> Service:
+def _reader(storage: Storage) -> Service:
     """A service for a load alone."""
     books, coordinator = _Books(storage), Coordinator()
     saver = Saver(storage, books, coordinator)
@@ -311,7 +318,7 @@ def _reader(storage: LocalStorage) -> Service:
 class _Books:
     """The ledger of a directory that holds one checkpoint."""
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
     def refresh(self) -> None:

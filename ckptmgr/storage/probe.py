@@ -1,0 +1,85 @@
+"""The probe: what a store must honour, tried before anything is trusted to it."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+from absl import logging
+
+from ckptmgr.errors import CheckpointError, StorageError, TruncatedFile
+from ckptmgr.format.step import nonce
+from ckptmgr.storage.objects import Objects, absent
+
+PROBE = ".probe-"
+_DATA = b"0123456789"
+_RACERS = 4
+
+
+def probe(objects: Objects, *, one_writer: bool) -> None:
+    """Try a create-only put, a conditional one, a range and a listing on an object of its own.
+
+    `one_writer`: do without conditions, as nobody else ever writes here.
+
+    Raises:
+      StorageError: the store ignores one of them; the text says which, and what to do.
+    """
+    key = PROBE + nonce()
+    try:
+        for fault in _faults(objects, key):
+            if not one_writer:
+                raise StorageError(
+                    f"this store ignores {fault}, so two writers would not notice each other: use "
+                    "one that honours If-Match and If-None-Match, or give "
+                    "storage=ObjectStore(one_writer=True) where nobody else ever writes",
+                    file=objects.root,
+                )
+            logging.warning("%s ignores %s; nobody else may write there", objects.root, fault)
+        _read_back(objects, key)
+    finally:
+        with contextlib.suppress(CheckpointError):
+            objects.delete(key)
+
+
+def _faults(objects: Objects, key: str) -> list[str]:
+    """The conditions that are ignored."""
+    found = []
+    if _winners(objects, key, absent()) > 1:
+        found.append("create-only puts")
+    there = objects.get(key)
+    if there is None:
+        raise StorageError("what was just put is not there", file=objects.root)
+    if _winners(objects, key, there.generation) > 1:
+        found.append("puts on a condition")
+    objects.put(key, _DATA)
+    return found
+
+
+def _winners(objects: Objects, key: str, only: bytes) -> int:
+    """Of several puts at once on a condition that one of them ends, how many are taken.
+
+    At once, as TensorStore looks for itself first: one after the other it would notice.
+    """
+    with ThreadPoolExecutor(_RACERS) as pool:
+        puts = [
+            pool.submit(objects.put, key, f"{number} {nonce()}".encode(), only=only)
+            for number in range(_RACERS)
+        ]
+        taken = [put.result() is not None for put in puts]
+    if not any(taken):
+        raise StorageError("a put on a condition that holds was refused", file=objects.root)
+    return sum(taken)
+
+
+def _read_back(objects: Objects, key: str) -> None:
+    part = objects.get_range(key, 2, 5)
+    if part != _DATA[2:5]:
+        raise StorageError(f"this store ignores ranges: {part!r}", file=objects.root)
+    try:
+        objects.get_range(key, 5, len(_DATA) + 1)
+    except TruncatedFile:
+        pass
+    else:
+        raise StorageError("this store answers ranges past the end", file=objects.root)
+    if key not in objects.keys(PROBE):
+        raise StorageError("this store does not list what was just put", file=objects.root)

@@ -1,0 +1,77 @@
+"""Object stores to test against: moto's S3 server, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from ckptmgr import ObjectStore
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "canary-access-key",
+    "AWS_SECRET_ACCESS_KEY": "canary-secret-key",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+_LISTENS = re.compile(rb"Running on (http://127\.0\.0\.1:\d+)")
+
+
+@dataclass(frozen=True)
+class Store:
+    """A prefix of a bucket that nobody else uses, and how to reach it."""
+
+    url: str
+    endpoint: str
+    options: ObjectStore
+
+    def of(self, **changes: Any) -> ObjectStore:
+        """The options with changes."""
+        return replace(self.options, **changes)
+
+
+PREFIXES = count()
+_QUICK = ObjectStore(retries=2, deadline=20.0, lease_seconds=1.5)
+
+
+def s3(endpoint: str) -> Store:
+    """A prefix of its own on a server that speaks S3."""
+    options = replace(_QUICK, endpoint=endpoint, region="us-east-1")
+    return Store(f"s3://bucket/runs/{next(PREFIXES)}", endpoint, options)
+
+
+def gs(endpoint: str) -> Store:
+    """A prefix of its own on the fake of GCS, to which the environment leads."""
+    return Store(f"gs://bucket/runs/{next(PREFIXES)}", endpoint, _QUICK)
+
+
+def moto() -> Iterator[str]:
+    """The endpoint of a moto server with the bucket `bucket`, for as long as it is used."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            found = None
+            while found is None:
+                line = process.stderr.readline()
+                assert line, "moto did not start"
+                found = _LISTENS.search(line)
+            # It logs each request: a pipe that nobody reads fills, and the server stands still.
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            endpoint = found[1].decode()
+            request = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
+            urllib.request.urlopen(request, timeout=20).close()
+            yield endpoint
+        finally:
+            process.kill()
+
+
+def credentials() -> None:
+    """Those of moto, which takes any, for this process and its children."""
+    os.environ.update(CREDENTIALS)
