@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from ckptmgr import CheckpointManager, KeepLast
+from ckptmgr.format.step import step_name
 from tests.benchmarks.speed import release_memory
 from tests.benchmarks.works import llm, nbytes
 
@@ -33,14 +34,14 @@ def changed(tree: Any, step: int) -> Any:
     return jax.block_until_ready({**tree, "params": {**tree["params"], **layers}})
 
 
-def blocks(directory: str) -> int:
-    """The bytes that a directory takes on the disk, each file counted once."""
+def blocks(directory: str) -> dict[int, int]:
+    """The bytes that each file below a directory takes on the disk, by its inode."""
     found = {}
     for folder, _, names in os.walk(directory):
         for name in names:
             state = os.stat(os.path.join(folder, name))
             found[state.st_ino] = state.st_blocks * 512
-    return sum(found.values())
+    return found
 
 
 def main() -> None:
@@ -67,7 +68,8 @@ def main() -> None:
                     before, began = blocks(run), time.perf_counter()
                     manager.save(2 * number + 1, state).result()
                     durable = time.perf_counter() - began
-                    written = blocks(run) - before
+                    new = blocks(f"{run}/{step_name(2 * number + 1)}")
+                    written = sum(size for inode, size in new.items() if inode not in before)
                     del state
                 if number:
                     found[kind]["durable"].append(durable)

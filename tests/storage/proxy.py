@@ -46,6 +46,7 @@ class Proxy:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is several small packets
     server: _Server
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # of the base class
