@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test check demo demo-multiprocess bench bench-full test-faults fuzz soak clean
+.PHONY: setup test check demo demo-multiprocess demo-object-store test-stores test-ceph bench bench-full test-faults fuzz soak clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,16 @@ demo: $(STAMP)
 
 demo-multiprocess: $(STAMP)
 	$(BIN)/python -m examples.demo_multiprocess
+
+demo-object-store: $(STAMP)
+	$(BIN)/python -m examples.demo_object_store
+
+test-stores: $(STAMP)
+	CKPTMGR_STORES=all $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/storage
+
+test-ceph: $(STAMP)
+	which radosgw ceph-mon ceph-osd ceph-mgr || (apt-get update -q && apt-get install -yq --no-install-recommends radosgw ceph-mon ceph-osd ceph-mgr ceph-common)
+	$(BIN)/python -m tests.storage.ceph $(BIN)/python -m pytest -q tests/storage -k "not gs and not moto"
 
 test-faults: $(STAMP)
 	CKPTMGR_FAULTS=all $(BIN)/python -m pytest -q -rP tests/crash tests/test_trust.py

@@ -45,7 +45,7 @@ def kill_while_saving(run: Path) -> str:
     raise SystemExit("the trainer ended before it could be killed")
 
 
-def same(one: Path, other: Path) -> bool:
+def same(one: Path | str, other: Path | str) -> bool:
     """Whether two runs ended in the same state, bit for bit."""
     left, right = (jax.tree.leaves(ckptmgr.load(run, shardings="numpy")) for run in (one, other))
     return len(left) == len(right) and all(

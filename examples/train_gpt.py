@@ -1,6 +1,7 @@
 """A small decoder-only transformer on English text that saves itself and resumes by itself.
 
     python -m examples.train_gpt --run=RUN
+    python -m examples.train_gpt --run=s3://bucket/run --store=configs/object_store.toml
 
 Bytes are tokens; the text is what Python's own documentation says about the language.
 Kill it whenever you like and start it again: it goes on where it was, and ends bit for
@@ -14,6 +15,7 @@ import math
 import pydoc_data.topics
 import statistics
 import time
+import tomllib
 from typing import TypeAlias
 
 import jax
@@ -24,9 +26,10 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from ckptmgr import CheckpointManager, Every, KeepBest, KeepEvery, KeepLast
+from ckptmgr import CheckpointManager, Every, KeepBest, KeepEvery, KeepLast, ObjectStore
 
-RUN = flags.DEFINE_string("run", None, "the directory of the run", required=True)
+RUN = flags.DEFINE_string("run", None, "the directory or URL of the run", required=True)
+STORE = flags.DEFINE_string("store", None, "a TOML file that says how to reach an object store")
 STEPS = flags.DEFINE_integer("steps", 120, "how many updates to do")
 EVERY = flags.DEFINE_integer("every", 10, "how many updates between checkpoints")
 RESULT = flags.DEFINE_string("result", None, "where to write the losses as JSON")
@@ -103,6 +106,14 @@ def train_step(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:
     return {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}, loss
 
 
+def store_of(file: str | None) -> ObjectStore | None:
+    """The options of an object store that a file gives."""
+    if file is None:
+        return None
+    with open(file, "rb") as opened:
+        return ObjectStore(**tomllib.load(opened)["storage"])
+
+
 class Timing:
     """When a save let the trainer go on, and when it was durable, in ms since it began."""
 
@@ -124,7 +135,8 @@ def main(_: list[str]) -> None:
     keep = KeepLast(2) | KeepEvery(steps=5 * EVERY.value) | KeepBest("loss", mode="min")
     saves: list[Timing] = []
     losses: dict[int, str] = {}
-    with CheckpointManager(RUN.value, when=Every(steps=EVERY.value), keep=keep) as manager:
+    when, store = Every(steps=EVERY.value), store_of(STORE.value)
+    with CheckpointManager(RUN.value, when=when, keep=keep, storage=store) as manager:
         step, state = manager.resume(state)
         first = step
         print(f"resumed at step {step}" if step else "started from nothing", flush=True)

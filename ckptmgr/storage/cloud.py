@@ -32,7 +32,7 @@ from ckptmgr.errors import (
 )
 from ckptmgr.format.chunks import CHUNK_BYTES
 from ckptmgr.format.step import COMMIT_RECORD, temporary_name
-from ckptmgr.storage import holds
+from ckptmgr.storage import holds, probe
 from ckptmgr.storage.cloud_attempt import (
     ATTEMPTS,
     CloudAttempt,
@@ -44,12 +44,11 @@ from ckptmgr.storage.cloud_attempt import (
 from ckptmgr.storage.lease import held
 from ckptmgr.storage.objects import Objects, absent
 from ckptmgr.storage.pointer import pointed
-from ckptmgr.storage.probe import PROBE, probe
 
 _LOCK: Final = ".lock"
 _STEP: Final = r"step-\d{8,19}"
 _OURS: Final = re.compile(
-    rf"{re.escape(_LOCK)}|{re.escape(PROBE)}[0-9a-f]{{16}}"
+    rf"{re.escape(_LOCK)}|{re.escape(probe.PROBE)}\d+-[0-9a-f]{{16}}"
     rf"|(\.attempts|\.holds|\.deleting)/.+|(\.(damaged|abandoned)-)?{_STEP}(-[0-9a-f]{{16}})?/.+"
 )
 _SHARED: Final = re.compile(r"\.tmp-(.+)-([0-9a-f]{16})")
@@ -95,7 +94,7 @@ class CloudStorage:
                 f"alone: {others[:_SHOWN]}; give the run a prefix of its own",
                 file=self.root,
             )
-        probe(self.objects, one_writer=self._one_writer)
+        probe.probe(self.objects, one_writer=self._one_writer)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -244,7 +243,7 @@ class CloudStorage:
 
     def removing(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Nobody else has to do with a step meanwhile."""
-        return holds.removing(self.objects, name, self._seconds)
+        return holds.removing(self.objects, name)
 
     def delete(self, name: str) -> None:
         """The commit record, then the data."""
@@ -305,8 +304,7 @@ class CloudStorage:
     def sweep(self) -> list[str]:
         """Remove data whose marker has aged and to which no pointer leads, and what expired."""
         holds.sweep(self.objects)
-        for key in self.objects.keys(PROBE):
-            self.objects.delete(key)
+        probe.sweep(self.objects)
         markers = self.objects.keys(ATTEMPTS)
         kept, unclear = self._all_pointed() if markers else (set(), [])
         removed = []

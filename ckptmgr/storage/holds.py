@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 from absl import logging
@@ -21,6 +22,7 @@ from ckptmgr.format.step import COMMIT_RECORD, nonce
 from ckptmgr.storage.objects import Objects, absent
 
 HOLDS, DELETING = ".holds/", ".deleting/"
+_REMOVING: Final = 10.0  # seconds that who removes a step needs at most, and a reader waits for it
 
 
 class _Until(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ def reading(objects: Objects, name: str, seconds: float) -> Iterator[None]:
     thread = threading.Thread(target=renew, name="ckptmgr hold", daemon=True)
     try:
         while counts(objects, DELETING + name):
-            ended.wait(seconds / 100)
+            ended.wait(_REMOVING / 200)
         _refuse_absent(objects, name)
         thread.start()
         yield
@@ -95,7 +97,7 @@ def _refuse_absent(objects: Objects, name: str) -> None:
 
 
 @contextlib.contextmanager
-def removing(objects: Objects, name: str, seconds: float) -> Iterator[None]:
+def removing(objects: Objects, name: str) -> Iterator[None]:
     """Be the only one who has to do with a step until the context ends. Does not wait.
 
     Raises:
@@ -106,7 +108,7 @@ def removing(objects: Objects, name: str, seconds: float) -> Iterator[None]:
     if found is not None and counts(objects, key):
         raise StepHeld("it is being replaced or removed; try again later", file=file)
     only = found.generation if found else absent()
-    mine = objects.put(key, _encoded(seconds), only=only)
+    mine = objects.put(key, _encoded(_REMOVING), only=only)
     if mine is None:
         raise StepHeld("it is being replaced or removed; try again later", file=file)
     try:

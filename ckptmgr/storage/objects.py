@@ -112,19 +112,21 @@ class Objects:
     def keys(self, prefix: str) -> list[str]:
         """The keys that begin so, sorted."""
         listing = self._store().list(ts.KvStore.KeyRange(prefix, _after(prefix)))
-        return sorted(key.decode() for key in self._wait(listing, prefix))
+        return sorted(key.decode(errors="replace") for key in self._wait(listing, prefix))
 
     def delete_all(self, prefix: str) -> None:
-        """Remove every object below a prefix that ends on a slash."""
-        for key in self.keys(prefix):
-            self.delete(key)
+        """Remove every object below a prefix that ends on a slash, many at a time."""
+        keys = self.keys(prefix)
+        deletions = [self._store().write(key, None) for key in keys]
+        for key, deletion in zip(keys, deletions, strict=True):
+            self._wait(deletion, key)
 
     def _store(self) -> Any:
         with self._opening:
             if self._opened is None:
                 try:
                     opening = ts.KvStore.open(self._spec)
-                except ValueError as error:
+                except Exception as error:  # noqa: BLE001  # of many classes; it is told as one of ours
                     raise _translated(error, self.root) from _scrubbed(error)
                 self._opened = self._wait(opening, "", _OPENING)
             return self._opened
@@ -142,7 +144,7 @@ class Objects:
                 "longer with deadline=",
                 file=file,
             ) from error
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001  # of many classes; it is told as one of ours
             raise _translated(error, file) from _scrubbed(error)
         except BaseException:
             future.cancel()
@@ -155,7 +157,7 @@ def _after(prefix: str) -> bytes:
     return data[:-1] + bytes([data[-1] + 1]) if data else b""
 
 
-def _translated(error: ValueError, file: str) -> StorageError:
+def _translated(error: Exception, file: str) -> StorageError:
     """TensorStore's error as one of ours, with the store's own words."""
     text = str(_scrubbed(error))
     match = _WORDS.fullmatch(text)
@@ -169,7 +171,7 @@ def _translated(error: ValueError, file: str) -> StorageError:
     return StoreUnavailable(f"the store failed: {words or code}", file=file)
 
 
-def _scrubbed(error: ValueError) -> ValueError:
+def _scrubbed(error: Exception) -> ValueError:
     """The error without secrets, which a store may repeat."""
     text = str(error)
     for name, value in os.environ.items():

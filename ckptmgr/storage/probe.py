@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from absl import logging
 
-from ckptmgr.errors import CheckpointError, StorageError, TruncatedFile
+from ckptmgr.errors import CheckpointError, StorageError, StoreUnavailable, TruncatedFile
 from ckptmgr.format.step import nonce
 from ckptmgr.storage.objects import Objects, absent
 
 PROBE = ".probe-"
+_OLD = 3600  # seconds; no probe takes as long
 _DATA = b"0123456789"
 _RACERS = 4
 
@@ -24,7 +26,7 @@ def probe(objects: Objects, *, one_writer: bool) -> None:
     Raises:
       StorageError: the store ignores one of them; the text says which, and what to do.
     """
-    key = PROBE + nonce()
+    key = f"{PROBE}{int(time.time())}-{nonce()}"
     try:
         for fault in _faults(objects, key):
             if not one_writer:
@@ -38,6 +40,13 @@ def probe(objects: Objects, *, one_writer: bool) -> None:
         _read_back(objects, key)
     finally:
         with contextlib.suppress(CheckpointError):
+            objects.delete(key)
+
+
+def sweep(objects: Objects) -> None:
+    """Remove what probes left whose process died; others may be under way."""
+    for key in objects.keys(PROBE):
+        if int(key.split("-")[1]) + _OLD < time.time():
             objects.delete(key)
 
 
@@ -60,15 +69,22 @@ def _winners(objects: Objects, key: str, only: bytes) -> int:
 
     At once, as TensorStore looks for itself first: one after the other it would notice.
     """
+    failures: list[StoreUnavailable] = []
+
+    def put(number: int) -> bool:
+        try:
+            return objects.put(key, f"{number} {nonce()}".encode(), only=only) is not None
+        except StoreUnavailable as error:  # Amazon's may tell those that meet to try again
+            failures.append(error)
+            return False
+
     with ThreadPoolExecutor(_RACERS) as pool:
-        puts = [
-            pool.submit(objects.put, key, f"{number} {nonce()}".encode(), only=only)
-            for number in range(_RACERS)
-        ]
-        taken = [put.result() is not None for put in puts]
-    if not any(taken):
+        taken = sum(pool.map(put, range(_RACERS)))
+    if not taken and failures:
+        raise failures[0]
+    if not taken:
         raise StorageError("a put on a condition that holds was refused", file=objects.root)
-    return sum(taken)
+    return taken
 
 
 def _read_back(objects: Objects, key: str) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+import boto3
+
 from ckptmgr import ObjectStore
 
 CREDENTIALS = {
@@ -51,8 +53,20 @@ def gs(endpoint: str) -> Store:
     return Store(f"gs://bucket/runs/{next(PREFIXES)}", endpoint, _QUICK)
 
 
-def moto() -> Iterator[str]:
-    """The endpoint of a moto server with the bucket `bucket`, for as long as it is used."""
+def server() -> Iterator[str]:
+    """The endpoint of an S3 server with the bucket `bucket`: moto, or what CKPTMGR_S3 names."""
+    there = os.environ.get("CKPTMGR_S3")
+    if there is not None:
+        boto3.client("s3", endpoint_url=there, region_name="us-east-1").create_bucket(
+            Bucket="bucket"
+        )
+        yield there
+    else:
+        os.environ.update(CREDENTIALS)
+        yield from _moto()
+
+
+def _moto() -> Iterator[str]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
@@ -70,8 +84,3 @@ def moto() -> Iterator[str]:
             yield endpoint
         finally:
             process.kill()
-
-
-def credentials() -> None:
-    """Those of moto, which takes any, for this process and its children."""
-    os.environ.update(CREDENTIALS)

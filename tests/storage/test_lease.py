@@ -193,7 +193,7 @@ def test_a_reader_meets_one_who_removes_the_step(s3: Store) -> None:
     objects = objects_of(s3)
     with CheckpointManager(s3.url, storage=s3.options) as manager:
         manager.save(0, TREE).result()
-    with holds.removing(objects, "step-00000000", 3600.0), pytest.raises(StepHeld):
+    with holds.removing(objects, "step-00000000"), pytest.raises(StepHeld):
         storage.delete("step-00000000")
     objects.put(
         f"{holds.DELETING}step-00000000",
