@@ -9,6 +9,7 @@ and losses equal those of a run that was never interrupted, bit for bit.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -63,7 +64,8 @@ def finish(machine: Path, run: str) -> None:
 
 def main() -> None:
     """Run it all in a temporary directory."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     credentials = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo"}
