@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from absl import logging
 
-from ckptmgr.errors import CheckpointError, StorageError, StoreUnavailable, TruncatedFile
+from ckptmgr.errors import CheckpointError, StorageError, TruncatedFile
 from ckptmgr.format.step import nonce
 from ckptmgr.storage.objects import Objects, absent
 
 PROBE = ".probe-"
 _OLD = 3600  # seconds; no probe takes as long
 _DATA = b"0123456789"
-_RACERS = 4
+_RACERS = 8
 
 
 def probe(objects: Objects, *, one_writer: bool) -> None:
@@ -51,40 +50,23 @@ def sweep(objects: Objects) -> None:
 
 
 def _faults(objects: Objects, key: str) -> list[str]:
-    """The conditions that are ignored."""
+    """The conditions that are ignored.
+
+    Several puts meet, as TensorStore looks for itself first: one after the other it would
+    notice, whatever the store does.
+    """
     found = []
-    if _winners(objects, key, absent()) > 1:
+    if objects.race(key, [nonce().encode() for _ in range(_RACERS)], absent()) > 1:
         found.append("create-only puts")
-    there = objects.get(key)
-    if there is None:
-        raise StorageError("what was just put is not there", file=objects.root)
-    if _winners(objects, key, there.generation) > 1:
+    there = objects.put(key, _DATA)
+    if objects.put(key, nonce().encode(), only=there) is None:
+        raise StorageError("a put on a condition that holds was refused", file=objects.root)
+    there = objects.put(key, _DATA)
+    assert there is not None, "no condition was asked for"
+    if objects.race(key, [nonce().encode() for _ in range(_RACERS)], there) > 1:
         found.append("puts on a condition")
     objects.put(key, _DATA)
     return found
-
-
-def _winners(objects: Objects, key: str, only: bytes) -> int:
-    """Of several puts at once on a condition that one of them ends, how many are taken.
-
-    At once, as TensorStore looks for itself first: one after the other it would notice.
-    """
-    failures: list[StoreUnavailable] = []
-
-    def put(number: int) -> bool:
-        try:
-            return objects.put(key, f"{number} {nonce()}".encode(), only=only) is not None
-        except StoreUnavailable as error:  # Amazon's may tell those that meet to try again
-            failures.append(error)
-            return False
-
-    with ThreadPoolExecutor(_RACERS) as pool:
-        taken = sum(pool.map(put, range(_RACERS)))
-    if not taken and failures:
-        raise failures[0]
-    if not taken:
-        raise StorageError("a put on a condition that holds was refused", file=objects.root)
-    return taken
 
 
 def _read_back(objects: Objects, key: str) -> None:

@@ -28,6 +28,9 @@ CONFIGURATION = """
 [global]
 fsid = {fsid}
 mon host = [v1:127.0.0.1:{mon}/0]
+ms bind msgr2 = false
+mon data avail warn = 1
+mon data avail crit = 1
 auth cluster required = none
 auth service required = none
 auth client required = none

@@ -32,7 +32,8 @@ class Proxy:
 
     "reset": no answer, and nothing is forwarded; "503" and "403": these answers; "hang":
     nothing ever comes; "trickle": the answer comes a byte at a time; "lost": it is forwarded,
-    and the answer is not given. `strip`: headers that the store is not told of.
+    and the answer is not given. `strip`: headers that the store is not told of. `ceph`: refuse
+    every condition on what is there.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -40,6 +41,7 @@ class Proxy:
         self.backend = (parts.hostname or "", parts.port or 80)
         self.fault: Callable[[Asked], str | None] = lambda _: None
         self.strip: frozenset[str] = frozenset()
+        self.ceph = False
         self.asked: list[Asked] = []
         self.ended = threading.Event()
 
@@ -92,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self, data: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         proxy = self.server.proxy
         headers = {k: v for k, v in self.headers.items() if k.lower() not in proxy.strip}
+        if proxy.ceph and "If-Match" in self.headers:
+            headers["If-Match"] = '"none"'
         connection = http.client.HTTPConnection(*proxy.backend, timeout=60)
         with contextlib.closing(connection):
             connection.request(self.command, self.path, body=data, headers=headers)

@@ -172,6 +172,27 @@ def test_a_store_that_ignores_conditions_is_refused(
         assert manager.verify(0).ok
 
 
+def test_conditions_that_a_store_refuses_although_they_hold_are_looked_at_here(
+    proxied: tuple[Proxy, Store],
+) -> None:
+    """As of Ceph; what does not hold is refused there too."""
+    proxy, store = proxied
+    proxy.ceph = True
+    with CheckpointManager(store.url, storage=store.options) as manager:
+        for overwrite in (False, True):
+            manager.save(0, {"a": np.ones(3)}, overwrite=overwrite).result()
+        manager.save(1, {"a": np.ones(3)}).result()
+        manager.delete(0)
+        assert manager.all_steps() == [1]
+    objects = objects_of(store)
+    first = objects.put("key", b"1")
+    second = objects.put("key", b"2", only=first)
+    assert second is not None
+    assert objects.put("key", b"3", only=first) is None
+    assert not objects.delete("key", only=first)
+    assert objects.delete("key", only=second)
+
+
 def test_a_store_that_ignores_ranges_is_refused(proxied: tuple[Proxy, Store]) -> None:
     """It would hand out other bytes than those that were asked for."""
     proxy, store = proxied
