@@ -10,12 +10,12 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import boto3
 
 from ckptmgr import ObjectStore
+from ckptmgr.format.step import nonce
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "canary-access-key",
@@ -38,19 +38,18 @@ class Store:
         return replace(self.options, **changes)
 
 
-PREFIXES = count()
 _QUICK = ObjectStore(retries=2, deadline=20.0, lease_seconds=1.5)
 
 
 def s3(endpoint: str) -> Store:
     """A prefix of its own on a server that speaks S3."""
     options = replace(_QUICK, endpoint=endpoint, region="us-east-1")
-    return Store(f"s3://bucket/runs/{next(PREFIXES)}", endpoint, options)
+    return Store(f"s3://bucket/runs/{nonce()}", endpoint, options)
 
 
 def gs(endpoint: str) -> Store:
     """A prefix of its own on the fake of GCS, to which the environment leads."""
-    return Store(f"gs://bucket/runs/{next(PREFIXES)}", endpoint, _QUICK)
+    return Store(f"gs://bucket/runs/{nonce()}", endpoint, _QUICK)
 
 
 def server() -> Iterator[str]:

@@ -158,6 +158,12 @@ def test_no_secret_is_in_what_anybody_reads(
         assert not any(secret in text for text in seen)
 
 
+unsigned = pytest.mark.skipif(
+    "CKPTMGR_S3" in os.environ, reason="only moto takes requests that a proxy has changed"
+)
+
+
+@unsigned
 @pytest.mark.parametrize("stripped", ["if-none-match", "if-match"])
 def test_a_store_that_ignores_conditions_is_refused(
     proxied: tuple[Proxy, Store], stripped: str
@@ -172,6 +178,7 @@ def test_a_store_that_ignores_conditions_is_refused(
         assert manager.verify(0).ok
 
 
+@unsigned
 def test_conditions_that_a_store_refuses_although_they_hold_are_looked_at_here(
     proxied: tuple[Proxy, Store],
 ) -> None:
@@ -193,6 +200,7 @@ def test_conditions_that_a_store_refuses_although_they_hold_are_looked_at_here(
     assert objects.delete("key", only=second)
 
 
+@unsigned
 def test_a_store_that_ignores_ranges_is_refused(proxied: tuple[Proxy, Store]) -> None:
     """It would hand out other bytes than those that were asked for."""
     proxy, store = proxied
