@@ -3,6 +3,7 @@
 from ckptmgr.cadence import At, Cadence, Every, OnPreemption, OverheadBelow, WhenIdle
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import (
+    AccessDenied,
     CheckpointError,
     DamagedStep,
     DirectoryLocked,
@@ -113,6 +114,7 @@ __all__ = [
     "ObjectStore",
     "msgpack",
     # errors
+    "AccessDenied",
     "CheckpointError",
     "DamagedStep",
     "DirectoryLocked",

@@ -155,8 +155,8 @@ class Catalog:
         return max([time.time(), *(info.time for info in self._steps.values())])
 
     def add(self, name: str, record: CommitRecord) -> StepInfo:
-        """Take a step in that has just been committed."""
-        info = self._info(name, record)
+        """Take a step in that has just been committed; nothing can have been noted of it yet."""
+        info = step_info(record, f"{self._storage.root}/{name}")
         if record.step is not None:
             with self._mutex:
                 self._damaged.pop(record.step, None)

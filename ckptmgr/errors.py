@@ -146,6 +146,10 @@ class StoreUnavailable(Exhausted, StorageError):
     """The object store did not answer, or refused; that says nothing against a step."""
 
 
+class AccessDenied(StoreUnavailable):
+    """The object store does not let these credentials do that."""
+
+
 class NoSpace(StorageError):
     """There is not enough room for the step."""
 

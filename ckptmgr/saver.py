@@ -193,9 +193,7 @@ class Saver:
         if job.fault is not None:
             raise job.fault
         plan = job.planned.plan
-        if self.leads:
-            self._storage.ensure_locked()
-        free = self._storage.free_bytes() if self.leads else None
+        free = await anyio.to_thread.run_sync(self._locked_and_free) if self.leads else None
         # How much of it is linked is known only when it has been read.
         if free is not None and free < plan.least_nbytes and not self._incremental:
             raise NoSpace(
@@ -205,6 +203,10 @@ class Saver:
             )
         found = reports.intent(job.name, plan, job.contents, replace=job.replace)
         return msgspec.msgpack.encode(found)
+
+    def _locked_and_free(self) -> int | None:
+        self._storage.ensure_locked()
+        return self._storage.free_bytes()
 
     def _same(self, attempt: Attempt, said: Sequence[bytes]) -> bytes:
         intents = {reports.decode_intent(data) for data in said}

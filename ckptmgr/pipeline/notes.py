@@ -14,7 +14,14 @@ from typing import Final
 
 from absl import logging
 
-from ckptmgr.errors import DamagedStep, MissingFile, NoFile, StorageError, TruncatedFile
+from ckptmgr.errors import (
+    DamagedStep,
+    MissingFile,
+    NoFile,
+    StorageError,
+    StoreUnavailable,
+    TruncatedFile,
+)
 from ckptmgr.format.bounds import LARGEST_RECORD
 from ckptmgr.format.consistency import metric
 from ckptmgr.format.encoding import decode_note, encode_note
@@ -90,6 +97,8 @@ def noted(storage: Storage, name: str, info: StepInfo) -> StepInfo:
             values = {key: metric(value) for key, value in note.metrics.items()}
         except MissingFile:
             continue  # the step is being deleted
+        except StoreUnavailable:
+            raise
         except (DamagedStep, StorageError, ValueError) as error:
             logging.warning("a note of step %s is left out: %s", info.step, error)
             lost = True

@@ -80,13 +80,17 @@ class _Camera:
         wake = wake and bool(self._ready or self._views)
         lease = self._limiter.borrow(sum(box.nbytes for _, box in self._views))
         pieces = itertools.chain(_drained(self._ready), _cut(self._views, lease))
+        wanted = self._handover.push(pieces, wake=wake)
         self._ready, self._views = deque(), deque()
-        return self._handover.push(pieces, wake=wake)
+        return wanted
 
     def drop(self) -> None:
         """Release what was not handed over."""
-        for piece in self._ready:
-            piece.lease.release()
+        while self._ready:  # those that write may be at it as well: each goes once
+            try:
+                self._ready.popleft().lease.release()
+            except IndexError:
+                return
 
     def _acquire(self, nbytes: int) -> Lease | None:
         """A lease, or None where nobody wants the bytes. Earlier pieces are let go first."""
@@ -126,7 +130,10 @@ class _Camera:
             if source.is_deleted():
                 raise _deleted(path)
             found.append(_part(source, box))
-        return transfer.send(found)
+        try:
+            return transfer.send(found)
+        except RuntimeError as error:
+            raise CheckpointError(f"these arrays cannot be sent to the host: {error}") from error
 
     def _copy_small(self, array: PlannedArray, target: np.ndarray) -> None:
         source, path = self._source(array), self._plan.paths[array.leaf]

@@ -28,6 +28,7 @@ from ckptmgr.errors import (
     MissingFile,
     StepHeld,
     StorageError,
+    StoreUnavailable,
     TruncatedFile,
 )
 from ckptmgr.format.chunks import CHUNK_BYTES
@@ -42,8 +43,8 @@ from ckptmgr.storage.cloud_attempt import (
     remove_data,
 )
 from ckptmgr.storage.lease import held
-from ckptmgr.storage.objects import Objects, absent
-from ckptmgr.storage.pointer import pointed
+from ckptmgr.storage.objects import Object, Objects, absent
+from ckptmgr.storage.pointer import is_data, pointed
 
 _LOCK: Final = ".lock"
 _STEP: Final = r"step-\d{8,19}"
@@ -53,6 +54,7 @@ _OURS: Final = re.compile(
 )
 _SHARED: Final = re.compile(r"\.tmp-(.+)-([0-9a-f]{16})")
 _SHOWN: Final = 4
+_SLOW: Final = 600.0  # seconds; for what a writer that died had asked of a store, or of a slow one
 _NEAR: Final = 64 << 10  # bytes that are read in vain for less than another request costs
 
 
@@ -243,24 +245,20 @@ class CloudStorage:
         """A hold that is renewed."""
         return holds.reading(self.objects, name, self._seconds)
 
-    def removing(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Nobody else has to do with a step meanwhile."""
+    def removing(self, name: str) -> contextlib.AbstractContextManager[Callable[[], float]]:
+        """Nobody else has to do with a step meanwhile; it gives how long that is for certain."""
         return holds.removing(self.objects, name)
 
     def delete(self, name: str) -> None:
         """The commit record, then the data."""
         self._held()
         key = f"{name}/{COMMIT_RECORD}"
-        with self.removing(name):
-            found = self.objects.get(key)
-            if found is None:
-                raise MissingFile("this step is missing", file=f"{self.root}/{name}")
-            data = pointed(found.data, f"{self.root}/{key}")[0].data
-            refuse_others(self.objects, data)
-            mark(self.objects, data)
-            if not self.objects.delete(key, only=found.generation):
-                raise StepHeld("it is being replaced; try again later", file=f"{self.root}/{name}")
-            self._gone(name)
+        found = self._there(name)
+        data = pointed(found.data, f"{self.root}/{key}")[0].data
+        refuse_others(self.objects, data)
+        mark(self.objects, data)
+        with self.removing(name) as left:
+            self._remove(name, found.generation, left())
         try:
             remove_data(self.objects, data)
         except CheckpointError as error:
@@ -269,16 +267,38 @@ class CloudStorage:
     def set_aside(self, name: str, kind: str) -> str:
         """Another pointer to the same data, then without the first."""
         self._held()
-        key, other = f"{name}/{COMMIT_RECORD}", temporary_name(name, kind)
-        with self.removing(name):
-            found = self.objects.get(key)
-            if found is None:
-                raise MissingFile("this step is missing", file=f"{self.root}/{name}")
-            self.objects.put(f"{other}/{COMMIT_RECORD}", found.data, only=absent())
-            if not self.objects.delete(key, only=found.generation):
-                raise StepHeld("it is being replaced; try again later", file=f"{self.root}/{name}")
-            self._gone(name)
+        found, other = self._there(name), temporary_name(name, kind)
+        aside = f"{other}/{COMMIT_RECORD}"
+        self.objects.put(aside, found.data, only=absent())
+        try:
+            with self.removing(name) as left:
+                self._remove(name, found.generation, left())
+        except BaseException:
+            if self.taken(name):
+                self.objects.delete(aside)  # of two pointers to its data one would outlive it
+            raise
         return other
+
+    def _there(self, name: str) -> Object:
+        """The pointer of a step that is to go."""
+        found = self.objects.get(f"{name}/{COMMIT_RECORD}")
+        if found is None:
+            self._gone(name)
+            raise MissingFile("this step is missing", file=f"{self.root}/{name}")
+        return found
+
+    def _remove(self, name: str, only: bytes, seconds: float) -> None:
+        """Remove a step's pointer, if it is that one; a reply that was lost is found out."""
+        key = f"{name}/{COMMIT_RECORD}"
+        try:
+            gone = self.objects.delete(key, only=only, seconds=seconds)
+        except StoreUnavailable:
+            if self.objects.get(key) is not None:
+                raise
+            gone = True
+        if not gone:
+            raise StepHeld("it is being replaced; try again later", file=f"{self.root}/{name}")
+        self._gone(name)
 
     def add(self, key: str, data: bytes) -> None:
         """Beside the step's data, and so gone with it."""
@@ -318,12 +338,14 @@ class CloudStorage:
                 marker = msgspec.json.decode(found.data, type=Marker)
             except msgspec.MsgspecError as error:
                 raise StorageError(f"no marker of ours: {error}", file=key) from error
+            if not is_data(marker.data):
+                raise StorageError(f"no marker of ours: {marker.data!r}", file=key)
             step = marker.data.partition("/")[0]
             if any(step in name for name in unclear):
                 continue
             if marker.data in kept:
                 self.objects.delete(key)
-            elif marker.since + self._seconds < time.time():
+            elif marker.since + self._seconds + _SLOW < time.time():
                 remove_data(self.objects, marker.data)
                 removed.append(marker.data)
         return removed

@@ -7,10 +7,11 @@ pointer leads to that it is in the making, or to be removed.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
@@ -31,6 +32,7 @@ class Marker(msgspec.Struct, frozen=True):
 
     data: str
     since: float
+    given_up: bool = False
 
 
 class Steps(Protocol):
@@ -41,8 +43,8 @@ class Steps(Protocol):
     def seconds_held(self) -> float:
         """How long this writer is the one; raises where it is no longer."""
 
-    def removing(self, name: str) -> AbstractContextManager[None]:
-        """A context in which nobody else reads, holds or removes a step."""
+    def removing(self, name: str) -> AbstractContextManager[Callable[[], float]]:
+        """A context in which nobody else reads, holds or removes a step, and for how long."""
 
     def published(self, name: str, data: str) -> None:
         """A step is there, and where its data lies."""
@@ -65,19 +67,22 @@ class CloudAttempt:
         self._name = name
         self._data = f"{name}/{nonce()}"
         self._marking = threading.Lock()
-        self._marked = self._joined = self._published = self._doubtful = False
+        self._marked = self._shared = self._joined = self._published = self._doubtful = False
+        self._late = False  # a put that was given up may still arrive
         self._replaced: str | None = None
+        self._paths: set[str] = set()
 
     def share(self) -> str:
         """Mark the data, for others to find it."""
+        self._shared = True
         self._mark()
         return f".tmp-{self._name}-{self._data.rpartition('/')[2]}"
 
     def join(self, shared: str) -> None:
         """The data of the other attempt, whose marker must be visible from here."""
         self._data = f"{self._name}/{shared.rpartition('-')[2]}"
-        self._joined = self._marked = True
-        if self._objects.get(marker_of(self._data)) is None:
+        self._shared = self._joined = self._marked = True
+        if not self._is_marked():
             raise StorageError(
                 "what process 0 has put is not to be seen from this one: they must write to one "
                 "store",
@@ -91,7 +96,17 @@ class CloudAttempt:
         """One object."""
         self._mark()
         key = f"{self._data}/{path}"
-        if self._objects.put(key, b"".join(parts), only=absent()) is None:
+        with self._marking:
+            again = path in self._paths
+            self._paths.add(path)
+        # Where no other process puts, a condition would cost another request.
+        only = absent() if self._shared else None
+        try:
+            taken = again or self._objects.put(key, b"".join(parts), only=only) is None
+        except StoreUnavailable:
+            self._late = True
+            raise
+        if taken:
             raise StepExists("this file was put before", file=f"{self._objects.root}/{key}")
 
     def link(self, key: str, path: str, nbytes: int | None) -> bool:
@@ -111,6 +126,11 @@ class CloudAttempt:
     def publish(self, record: bytes, *, replace: bool, former: bytes | None = None) -> None:
         """The pointer, create-only or in the place of the one that was read."""
         self._mark()
+        if not self._is_marked():
+            raise StorageError(
+                "what was put took so long that another writer has removed it",
+                file=f"{self._objects.root}/{self._data}",
+            )
         mine = Pointer(self._data).joined(record)
         there = self._objects.get(self._key)
         if there is None:
@@ -136,20 +156,27 @@ class CloudAttempt:
         old, record = pointed(there.data, f"{self._objects.root}/{self._key}")
         if former not in (None, record):
             raise self._taken("it was changed meanwhile")
-        with self._store.removing(self._name):
-            refuse_others(self._objects, old.data)
-            mark(self._objects, old.data)
-            self._point(mine, there.generation)
+        refuse_others(self._objects, old.data)
+        mark(self._objects, old.data)
+        with self._store.removing(self._name) as left:
+            self._point(mine, there.generation, left)
             self._replaced = old.data
 
-    def _point(self, mine: bytes, only: bytes) -> None:
+    def _is_marked(self) -> bool:
+        """Whether the data is still in the making."""
+        found = self._objects.get(marker_of(self._data))
+        return found is not None and not msgspec.json.decode(found.data, type=Marker).given_up
+
+    def _point(
+        self, mine: bytes, only: bytes, left: Callable[[], float] = lambda: math.inf
+    ) -> None:
         """Put the pointer while this writer is the one.
 
         Raises:
           StepExists: another was quicker.
           StoreUnavailable: nobody knows whether it is there; then nothing is removed.
         """
-        seconds = min(self._store.seconds_held(), self._objects.deadline)
+        seconds = min(self._store.seconds_held(), left(), self._objects.deadline)
         try:
             done = self._objects.put(self._key, mine, only=only, seconds=seconds)
         except StoreUnavailable:
@@ -169,6 +196,8 @@ class CloudAttempt:
         try:
             if not self._published:
                 remove_data(self._objects, self._data)
+                if self._shared or self._late:  # what still comes is for who sweeps
+                    mark(self._objects, self._data, given_up=True)
                 return
             self._objects.delete(marker_of(self._data))
             if self._replaced is not None:
@@ -182,9 +211,9 @@ def marker_of(data: str) -> str:
     return ATTEMPTS + data.replace("/", "-")
 
 
-def mark(objects: Objects, data: str) -> None:
+def mark(objects: Objects, data: str, *, given_up: bool = False) -> None:
     """Say that no pointer may lead to some data."""
-    objects.put(marker_of(data), msgspec.json.encode(Marker(data, time.time())))
+    objects.put(marker_of(data), msgspec.json.encode(Marker(data, time.time(), given_up)))
 
 
 def remove_data(objects: Objects, data: str) -> None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 from absl import logging
 
-from ckptmgr.errors import CheckpointError, StepDeleted, StepHeld, StoreUnavailable
+from ckptmgr.errors import AccessDenied, CheckpointError, StepDeleted, StepHeld, StoreUnavailable
 from ckptmgr.format.step import COMMIT_RECORD, nonce
-from ckptmgr.storage.objects import Objects, absent
+from ckptmgr.storage.objects import Object, Objects, absent
 
 HOLDS, DELETING = ".holds/", ".deleting/"
 _REMOVING: Final = 10.0  # seconds that who removes a step needs at most, and a reader waits for it
@@ -39,8 +39,10 @@ def _encoded(seconds: float) -> bytes:
 def counts(objects: Objects, key: str) -> bool:
     """Whether a hold, or who removes a step, still counts."""
     found = objects.get(key)
-    if found is None:
-        return False
+    return found is not None and _counts(found)
+
+
+def _counts(found: Object) -> bool:
     try:
         return msgspec.json.decode(found.data, type=_Until).until > time.time()
     except msgspec.MsgspecError:
@@ -58,25 +60,30 @@ def reading(objects: Objects, name: str, seconds: float) -> Iterator[None]:
     key = f"{HOLDS}{name}/{nonce()}"
     try:
         objects.put(key, _encoded(seconds))
-    except StoreUnavailable as error:
+    except AccessDenied as error:
+        denied = str(error)
+    else:
+        denied = ""
+    if denied:
         logging.log_first_n(
             logging.WARNING,
             "a step that is read may be deleted, as no hold can be put: %s",
             1,
-            error,
+            denied,
         )
         yield
         return
     ended = threading.Event()
 
     def renew() -> None:
-        while not ended.wait(seconds / 3):
+        while not ended.wait(seconds / 4):
             with contextlib.suppress(CheckpointError):
-                objects.put(key, _encoded(seconds))
+                objects.put(key, _encoded(seconds), seconds=seconds / 4)
 
     thread = threading.Thread(target=renew, name="ckptmgr hold", daemon=True)
     try:
-        while counts(objects, DELETING + name):
+        began = time.monotonic()  # another's clock may be hours ahead
+        while counts(objects, DELETING + name) and time.monotonic() - began < _REMOVING:
             ended.wait(_REMOVING / 200)
         _refuse_absent(objects, name)
         thread.start()
@@ -97,15 +104,17 @@ def _refuse_absent(objects: Objects, name: str) -> None:
 
 
 @contextlib.contextmanager
-def removing(objects: Objects, name: str) -> Iterator[None]:
+def removing(objects: Objects, name: str) -> Iterator[Callable[[], float]]:
     """Be the only one who has to do with a step until the context ends. Does not wait.
+
+    What it gives is to be called right before the step is touched: the seconds there are for it.
 
     Raises:
       StepHeld: somebody reads, holds or removes it.
     """
     key, file = DELETING + name, f"{objects.root}/{name}"
-    found = objects.get(key)
-    if found is not None and counts(objects, key):
+    found, began = objects.get(key), time.monotonic()
+    if found is not None and _counts(found):
         raise StepHeld("it is being replaced or removed; try again later", file=file)
     only = found.generation if found else absent()
     mine = objects.put(key, _encoded(_REMOVING), only=only)
@@ -113,10 +122,19 @@ def removing(objects: Objects, name: str) -> Iterator[None]:
         raise StepHeld("it is being replaced or removed; try again later", file=file)
     try:
         for hold in objects.keys(f"{HOLDS}{name}/"):
-            if counts(objects, hold):
+            there = objects.get(hold)
+            if there is not None and _counts(there):
                 raise StepHeld("it is being read or held; try again later", file=file)
-            objects.delete(hold)
-        yield
+            if there is not None:
+                objects.delete(hold, only=there.generation)
+
+        def left() -> float:
+            seconds = began + _REMOVING - time.monotonic()
+            if seconds <= 0:
+                raise StoreUnavailable("the store was too slow to remove a step safely", file=file)
+            return seconds
+
+        yield left
     finally:
         with contextlib.suppress(CheckpointError):
             objects.delete(key, only=mine)
@@ -125,5 +143,6 @@ def removing(objects: Objects, name: str) -> Iterator[None]:
 def sweep(objects: Objects) -> None:
     """Remove the holds that expired."""
     for key in (*objects.keys(HOLDS), *objects.keys(DELETING)):
-        if not counts(objects, key):
-            objects.delete(key)
+        found = objects.get(key)
+        if found is not None and not _counts(found):
+            objects.delete(key, only=found.generation)

@@ -121,21 +121,17 @@ class Lease:
             return self._until - time.monotonic()
 
     def _renew_once(self) -> None:
-        if self._lost is None and time.monotonic() > self._until:
-            self._lost = "it could not be renewed in time"
-        if self._lost is not None:
-            raise DirectoryLocked(
-                f"this manager no longer holds its lease: {self._lost}; open a new manager",
-                file=f"{self._objects.root}/{self._key}",
-            )
+        self._refuse_lost()
         while True:
             began, left = time.monotonic(), self._until - time.monotonic()
+            if left <= 0:
+                break
             renewed = msgspec.structs.replace(self._held, renewed=self._held.renewed + 1)
             generation = self._objects.put(
                 self._key,
                 msgspec.json.encode(renewed),
                 only=self._generation,
-                seconds=min(left, self._objects.deadline),
+                seconds=min(left / 2, self._objects.deadline),  # and there is time for another
             )
             if generation is not None:
                 self._held, self._generation = renewed, generation
@@ -148,6 +144,16 @@ class Lease:
                 raise self._refusal(holder or "its lease was removed")
             # One of our own that nobody answered for has got through.
             self._held, self._generation = holder, found.generation
+        self._refuse_lost()
+
+    def _refuse_lost(self) -> None:
+        if self._lost is None and time.monotonic() > self._until:
+            self._lost = "it could not be renewed in time"
+        if self._lost is not None:
+            raise DirectoryLocked(
+                f"this manager no longer holds its lease: {self._lost}; open a new manager",
+                file=f"{self._objects.root}/{self._key}",
+            )
 
     def _renew(self) -> None:
         while not self._ended.wait(self._held.seconds / _PARTS):

@@ -30,10 +30,11 @@ from ckptmgr.storage.stage import Stages
 class LocalStorage:
     """A directory on a local file system."""
 
-    # Measured with 16 MiB chunks on ext4, 2 cores: with half as many a loss, and with twice as
-    # many no gain but in cold reads, which then cost warm ones as much.
+    # Measured with 16 MiB chunks on ext4, 2 cores: half as many writers are a loss, twice as many
+    # no gain; with 6 readers a cold 1.8 GB takes 0.93 s and a warm one 0.44, with 4 it takes 0.98
+    # and 0.49, with 8 0.91 and 0.50.
     write_tasks = 4
-    read_tasks = 4
+    read_tasks = 6
 
     def __init__(self, root: str) -> None:
         self.root = root

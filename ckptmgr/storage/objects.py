@@ -11,12 +11,19 @@ import functools
 import os
 import re
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import tensorstore as ts
 
-from ckptmgr.errors import MissingFile, StorageError, StoreUnavailable, TruncatedFile
+from ckptmgr.errors import (
+    AccessDenied,
+    MissingFile,
+    StorageError,
+    StoreUnavailable,
+    TruncatedFile,
+)
 
 T = TypeVar("T")
 _OPENING: Final = 10.0  # seconds
@@ -36,6 +43,7 @@ _MEANINGS: Final = {
     "Invalid S3 bucket name": "a bucket's name has 3 to 63 characters",
     "Invalid GCS bucket name": "a bucket's name has 3 to 63 characters",
 }
+_DENIED: Final = ("AccessDenied", "PERMISSION_DENIED")
 
 
 class Object(NamedTuple):
@@ -97,13 +105,14 @@ class Objects:
 
         `only`: where the key is of this generation; else None, unless what is there is `data`.
         """
-        stamp = self._write(key, data, only, seconds)
+        end = time.monotonic() + (self.deadline if seconds is None else seconds)
+        stamp = self._write(key, data, only, end)
         if stamp or only is None:
             return stamp
         there = self.get(key)
         if there is not None and there.data == data:
             return there.generation
-        return self._write(key, data, None, seconds) if _holds(there, only) else None
+        return self._write(key, data, None, end) if _holds(there, only) else None
 
     def race(self, key: str, data: Sequence[bytes], only: bytes) -> int:
         """Put all of these at once on one condition; how many of them the store has taken.
@@ -121,19 +130,25 @@ class Objects:
             raise failure
         return taken
 
-    def delete(self, key: str, *, only: bytes | None = None) -> bool:
+    def delete(self, key: str, *, only: bytes | None = None, seconds: float | None = None) -> bool:
         """Remove an object, if it is of this generation; whether nothing is there now."""
-        if self._write(key, None, only) or only is None:
+        end = time.monotonic() + (self.deadline if seconds is None else seconds)
+        if self._write(key, None, only, end) or only is None:
             return True
         there = self.get(key)
-        return there is None or (_holds(there, only) and bool(self._write(key, None, None)))
+        return there is None or (_holds(there, only) and bool(self._write(key, None, None, end)))
 
-    def _write(
-        self, key: str, data: bytes | None, only: bytes | None, seconds: float | None = None
-    ) -> bytes:
-        """One write; empty where the condition does not hold, or so the store says."""
-        write = self._store().write(key, data, if_equal=only)
-        return bytes(self._wait(write, key, seconds).generation)
+    def _write(self, key: str, data: bytes | None, only: bytes | None, end: float) -> bytes:
+        """One write; empty where the condition does not hold, or so the store says.
+
+        Not begun after `end`, as nobody can take back what the store was asked for.
+        """
+        left = end - time.monotonic()
+        if left <= 0:
+            raise StoreUnavailable("there was no time left to write", file=f"{self.root}/{key}")
+        return bytes(
+            self._wait(self._store().write(key, data, if_equal=only), key, left).generation
+        )
 
     def keys(self, prefix: str) -> list[str]:
         """The keys that begin so, sorted."""
@@ -150,12 +165,17 @@ class Objects:
     def _store(self) -> Any:
         with self._opening:
             if self._opened is None:
-                try:
-                    opening = ts.KvStore.open(self._spec)
-                except Exception as error:  # noqa: BLE001  # of many classes; it is told as one of ours
-                    raise _translated(error, self.root) from _scrubbed(error)
-                self._opened = self._wait(opening, "", _OPENING)
+                self._opened = self._opening_store()
             return self._opened
+
+    def _opening_store(self) -> Any:
+        try:
+            opening = ts.KvStore.open(self._spec)
+        except Exception as error:  # noqa: BLE001  # of many classes; it is told as one of ours
+            said = _scrubbed(error)
+        else:
+            return self._wait(opening, "", _OPENING)
+        raise _translated(said, self.root) from said  # here, as no secret is this one's context
 
     def _wait(self, future: Any, key: str, seconds: float | None = None) -> Any:
         """The result of a call, or its error as one of ours."""
@@ -171,10 +191,11 @@ class Objects:
                 file=file,
             ) from error
         except Exception as error:  # noqa: BLE001  # of many classes; it is told as one of ours
-            raise _translated(error, file) from _scrubbed(error)
+            said = _scrubbed(error)
         except BaseException:
             future.cancel()
             raise
+        raise _translated(said, file) from said
 
 
 def _holds(there: Object | None, only: bytes) -> bool:
@@ -194,9 +215,9 @@ def _after(prefix: str) -> bytes:
     return data[:-1] + bytes([data[-1] + 1]) if data else b""
 
 
-def _translated(error: Exception, file: str) -> StorageError:
+def _translated(error: ValueError, file: str) -> StorageError:
     """TensorStore's error as one of ours, with the store's own words."""
-    text = str(_scrubbed(error))
+    text = str(error)
     match = _WORDS.fullmatch(text)
     assert match is not None, "it matches everything"
     code, words = match["code"] or "", match["words"].strip()
@@ -204,7 +225,8 @@ def _translated(error: Exception, file: str) -> StorageError:
         return TruncatedFile(f"it ends before what is to be read: {words}", file=file)
     for said, meaning in _MEANINGS.items():
         if said in text:
-            return StoreUnavailable(f"{meaning} ({words})", file=file)
+            kind = AccessDenied if said in _DENIED else StoreUnavailable
+            return kind(f"{meaning} ({words})", file=file)
     return StoreUnavailable(f"the store failed: {words or code}", file=file)
 
 

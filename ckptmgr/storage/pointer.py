@@ -26,6 +26,11 @@ class Pointer(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self) + b"\n" + record
 
 
+def is_data(prefix: str) -> bool:
+    """Whether this is the prefix of the data of an attempt."""
+    return _DATA.fullmatch(prefix) is not None and not prefix.startswith(("../", "./"))
+
+
 def pointed(data: bytes, file: str) -> tuple[Pointer, bytes]:
     """The pointer and the commit record in the bytes of an object.
 
@@ -37,6 +42,6 @@ def pointed(data: bytes, file: str) -> tuple[Pointer, bytes]:
         pointer = msgspec.json.decode(line, type=Pointer)
     except (msgspec.MsgspecError, ValueError) as error:
         raise StorageError(f"it does not say where the data lies: {error}", file=file) from error
-    if _DATA.fullmatch(pointer.data) is None or pointer.data.startswith(("..", "./")):
+    if not is_data(pointer.data):
         raise StorageError(f"it points to {pointer.data!r}, where no data of ours lies", file=file)
     return pointer, data[len(line) + 1 :]

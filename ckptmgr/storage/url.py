@@ -27,7 +27,7 @@ _URL: Final = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<bucket>[^/]*)(?P<path>.*)", re.DOTALL
 )
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_SEGMENT: Final = re.compile(r"[A-Za-z0-9!_.*'()=+,@~ -]+")
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9!_.*'()=+,~ -]+")
 _SCHEMES: Final = ("s3", "gs")
 
 
@@ -60,11 +60,8 @@ class ObjectStore:
     one_writer: bool = False
 
     def __post_init__(self) -> None:
-        if (
-            self.endpoint is not None
-            and re.fullmatch(r"https?://[^/@\s]+/?", self.endpoint) is None
-        ):
-            raise InvalidOption("endpoint is the URL of a host, http:// or https://, and no more")
+        if self.endpoint is not None:
+            _check_endpoint(self.endpoint)
         if not (isinstance(self.retries, int) and self.retries >= 0):
             raise InvalidOption(f"retries is an integer of at least 0, not {self.retries!r}")
         for name in ("deadline", "lease_seconds"):
@@ -117,9 +114,9 @@ def parent(path: str | os.PathLike[str], options: ObjectStore | None = None) -> 
     """
     text = absolute(path)
     if is_url(text):
+        if not _parts(text)[2]:
+            raise InvalidOption("this is a bucket: a checkpoint has a name in it")
         above, _, name = text.rstrip("/").rpartition("/")
-        if above.endswith("/"):
-            raise InvalidOption(f"{text!r} is a bucket: a checkpoint has a name in it")
         return storage_of(above, options), name
     root, name = os.path.split(os.path.realpath(text))
     return LocalStorage(root), name
@@ -159,14 +156,14 @@ def _cloud(url: str, options: ObjectStore) -> CloudStorage:
 
 def _parts(url: str) -> tuple[str, str, str]:
     """Scheme, bucket and prefix of a URL."""
+    if "@" in url or ":" in url.partition("://")[2]:
+        raise InvalidOption("a URL holds no credentials; they come from the environment")
     match = _URL.fullmatch(url)
     scheme = match["scheme"].lower() if match else ""
     if match is None or scheme not in _SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise InvalidOption(f"no store is known for {scheme or url[:20]!r}; there are {known}")
     bucket = match["bucket"]
-    if "@" in bucket:
-        raise InvalidOption("a URL holds no credentials; they come from the environment")
     if _BUCKET.fullmatch(bucket) is None:
         raise InvalidOption(
             f"{bucket!r} is no bucket: it has 3 or more characters, of a-z, 0-9, '.', '-', '_'"
@@ -183,6 +180,7 @@ def _s3(options: ObjectStore) -> dict[str, Any]:
     spec: dict[str, Any] = {"driver": "s3", "context": {"s3_request_retries": retries}}
     endpoint = options.endpoint or _said("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     if endpoint is not None:
+        _check_endpoint(endpoint)
         spec["endpoint"] = endpoint.rstrip("/")
     region = options.region or _said("AWS_REGION", "AWS_DEFAULT_REGION")
     if region is not None:
@@ -190,6 +188,11 @@ def _s3(options: ObjectStore) -> dict[str, Any]:
     if options.anonymous:
         spec["aws_credentials"] = {"type": "anonymous"}
     return spec
+
+
+def _check_endpoint(endpoint: str) -> None:
+    if re.fullmatch(r"https?://[^/@\s]+/?", endpoint) is None:
+        raise InvalidOption("endpoint is the URL of a host, http:// or https://, and no more")
 
 
 def _said(*names: str) -> str | None:

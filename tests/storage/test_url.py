@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import ckptmgr
 from ckptmgr import CheckpointManager, InvalidOption, MemoryStorage, NoSuchStep, ObjectStore
 from ckptmgr.storage.cloud import CloudStorage
 from ckptmgr.storage.local import LocalStorage
@@ -60,6 +61,10 @@ def test_a_url_with_credentials_is_refused_without_repeating_them() -> None:
         CheckpointManager("s3://key:canary-secret@bucket/run")
     assert "canary" not in str(caught.value)
     assert "environment" in str(caught.value)
+    for url in ("s3://key:canary/secret@bucket/run", "s3://key:canary@bucket"):
+        with pytest.raises(InvalidOption, match="environment") as caught:
+            ckptmgr.load(url)
+        assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
