@@ -11,6 +11,7 @@ import matplotlib as mpl
 mpl.use("agg")  # before pyplot is imported: no display is needed
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 _PEERS: Final = ("ckptmgr", "orbax", "orbax zarr3", "jax", "safetensors", "raw", "direct")
 _COLOURS: Final = dict(zip(_PEERS, plt.cm.tab10.colors, strict=False))  # type: ignore[attr-defined]  # made at run time
@@ -59,8 +60,10 @@ def _peers(results: dict[str, Any], works: Sequence[str]) -> Any:
                 there = [(peer, value) for peer, value in there if peer not in ("raw", "direct")]
             names, values = zip(*there, strict=True)
             bars = axis.barh(names, values, color=[_COLOURS[name] for name in names])
-            axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+            labels = [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in values]  # noqa: PLR2004  # digits
+            axis.bar_label(bars, labels, padding=3, fontsize=8)
             axis.set_xscale("log")
+            axis.xaxis.set_visible(False)  # the bars say it
             axis.set_xlim(min(values) / 3, max(values) * 4)
             axis.set_title(f"{work}: {title}, ms", fontsize=9)
             axis.tick_params(labelsize=8)
@@ -86,6 +89,7 @@ def _scaling(results: dict[str, Any]) -> Any:
                     axis.plot(*zip(*there, strict=True), style, color=_COLOURS[peer], label=label)
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_xlabel(unit)
         axis.set_ylabel("seconds")
         axis.grid(alpha=0.3)
