@@ -60,7 +60,7 @@ def _peers(results: dict[str, Any], works: Sequence[str]) -> Any:
                 there = [(peer, value) for peer, value in there if peer not in ("raw", "direct")]
             names, values = zip(*there, strict=True)
             bars = axis.barh(names, values, color=[_COLOURS[name] for name in names])
-            labels = [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in values]  # noqa: PLR2004  # digits
+            labels = [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in values]
             axis.bar_label(bars, labels, padding=3, fontsize=8)
             axis.set_xscale("log")
             axis.xaxis.set_visible(False)  # the bars say it
