@@ -49,6 +49,9 @@ def _descriptor(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
     finally:
         if os.getpid() == owner:
             _HELD.discard(descriptor)
+            # Not by closing it alone: a child that was just forked may not have let go yet.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

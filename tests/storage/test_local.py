@@ -16,6 +16,7 @@ from ckptmgr import DirectoryLocked, MissingFile, NoSpace, StorageError
 from ckptmgr.format.step import step_name, temporary_name
 from ckptmgr.storage import rename
 from ckptmgr.storage.local import LocalStorage
+from ckptmgr.storage.lock import exclusive_lock
 
 
 @pytest.fixture
@@ -169,3 +170,20 @@ def test_the_former_step_is_not_removed_where_the_swap_may_not_be_durable(
         attempt.publish(b"record", replace=True)
     found = {(path / "arrays" / "a" / "c").read_bytes() for path in Path(storage.root).iterdir()}
     assert found == {b"old", b"new"}
+
+
+def test_a_lock_ends_with_its_context_whoever_else_has_the_open_file(tmp_path: Path) -> None:
+    """A child that was forked and has not run yet has it; here a duplicate stands for that."""
+    path = tmp_path / ".lock"
+    with exclusive_lock(str(path)):
+        (held,) = (
+            number
+            for number in map(int, os.listdir("/proc/self/fd"))
+            if os.path.realpath(f"/proc/self/fd/{number}") == str(path)
+        )
+        other = os.dup(held)
+    try:
+        with exclusive_lock(str(path)):
+            pass
+    finally:
+        os.close(other)
