@@ -148,5 +148,5 @@ def test_a_killed_writer_loses_no_step_that_it_was_told_of(s3: Store) -> None:
                 assert reader.verify(step).ok
                 tree = reader.restore(step)
                 assert (tree["a"] == step).all()
-    with CheckpointManager(s3.url, storage=s3.of(lease_seconds=0.1)) as manager:
+    with CheckpointManager(s3.url, storage=s3.options) as manager:
         manager.save(newest + 10, {"a": np.zeros(3)}).result()
