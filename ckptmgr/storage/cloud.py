@@ -273,9 +273,8 @@ class CloudStorage:
         try:
             with self.removing(name) as left:
                 self._remove(name, found.generation, left())
-        except BaseException:
-            if self.taken(name):
-                self.objects.delete(aside)  # of two pointers to its data one would outlive it
+        except StepHeld:  # it stays; after any other error nobody knows, and both lead to the data
+            self.objects.delete(aside)
             raise
         return other
 
