@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -53,6 +54,7 @@ _OURS: Final = re.compile(
     rf"|(\.attempts|\.holds|\.deleting)/.+|(\.(damaged|abandoned)-)?{_STEP}(-[0-9a-f]{{16}})?/.+"
 )
 _SHARED: Final = re.compile(r"\.tmp-(.+)-([0-9a-f]{16})")
+_ASIDE: Final = re.compile(rf"(\.(?:damaged|abandoned)-({_STEP})-[0-9a-f]{{16}})/{COMMIT_RECORD}")
 _SHOWN: Final = 4
 _SLOW: Final = 600.0  # seconds; for what a writer that died had asked of a store, or of a slow one
 _NEAR: Final = 64 << 10  # bytes that are read in vain for less than another request costs
@@ -82,6 +84,8 @@ class CloudStorage:
         self._where: dict[str, str] = {}  # of steps that were seen, where their data lies
         self._sizes: dict[str, int] = {}  # of objects that were looked at; they never change
         self._names: set[str] | None = None  # as far as this writer knows
+        self._changes = 0  # of names; a listing that one of them may have missed is not kept
+        self._knowing = threading.Lock()
 
     def create(self) -> None:
         """Try the store, and refuse a prefix that others use; there is nothing to make.
@@ -120,18 +124,23 @@ class CloudStorage:
     def published(self, name: str, data: str) -> None:
         """A step is there, and where its data lies."""
         self._where[name] = data
-        if self._names is not None:
-            self._names.add(name)
+        with self._knowing:
+            self._changes += 1
+            if self._names is not None:
+                self._names.add(name)
 
     def _gone(self, name: str) -> None:
         self._where.pop(name, None)
-        if self._names is not None:
-            self._names.discard(name)
+        with self._knowing:
+            self._changes += 1
+            if self._names is not None:
+                self._names.discard(name)
 
     def taken(self, name: str) -> bool:
         """Whether it has a commit record; as was last seen, once the names were listed."""
-        if self._names is not None:
-            return name in self._names
+        known = self._names
+        if known is not None:
+            return name in known
         return self.objects.get(f"{name}/{COMMIT_RECORD}") is not None
 
     def free_bytes(self) -> int | None:
@@ -140,11 +149,13 @@ class CloudStorage:
 
     def names(self) -> list[str]:
         """What has a commit record. Lists every key of the run: TensorStore knows no delimiter."""
-        ending = f"/{COMMIT_RECORD}"
+        ending, changes = f"/{COMMIT_RECORD}", self._changes
         keys = self.objects.keys("")
         found = {key[: -len(ending)] for key in keys if key.endswith(ending)}
-        self._names = {name for name in found if "/" not in name}
-        return sorted(self._names)
+        found = {name for name in found if "/" not in name}
+        with self._knowing:
+            self._names = found if self._changes == changes else None
+        return sorted(found)
 
     def _data(self, name: str, *, anew: bool = False) -> str:
         """Where the data of a step lies.
@@ -326,6 +337,7 @@ class CloudStorage:
         """Remove data whose marker has aged and to which no pointer leads, and what expired."""
         holds.sweep(self.objects)
         probe.sweep(self.objects)
+        self._sweep_aside()
         markers = self.objects.keys(ATTEMPTS)
         kept, unclear = self._all_pointed() if markers else (set(), [])
         removed = []
@@ -348,6 +360,18 @@ class CloudStorage:
                 remove_data(self.objects, marker.data)
                 removed.append(marker.data)
         return removed
+
+    def _sweep_aside(self) -> None:
+        """Undo what was cut short as a step was set aside: where its own pointer is still there."""
+        keys = [*self.objects.keys(".damaged-"), *self.objects.keys(".abandoned-")]
+        for key in keys:
+            match = _ASIDE.fullmatch(key)
+            if match is None:
+                continue
+            aside, there = self.objects.get(key), self.objects.get(f"{match[2]}/{COMMIT_RECORD}")
+            if aside and there and aside.data == there.data:
+                self.objects.delete(key)
+                self._gone(match[1])
 
     def _all_pointed(self) -> tuple[set[str], list[str]]:
         """The data of every step, and of what was set aside; and those that cannot say."""

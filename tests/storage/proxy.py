@@ -32,7 +32,8 @@ class Proxy:
 
     "reset": no answer, and nothing is forwarded; "503" and "403": these answers; "hang":
     nothing ever comes; "trickle": the answer comes a byte at a time; "lost": it is forwarded,
-    and the answer is not given. `strip`: headers that the store is not told of. `ceph`: refuse
+    and the answer is not given. `after` is called between the answer and its being given.
+    `strip`: headers that the store is not told of. `ceph`: refuse
     every condition on what is there.
     """
 
@@ -40,6 +41,7 @@ class Proxy:
         parts = urllib.parse.urlsplit(endpoint)
         self.backend = (parts.hostname or "", parts.port or 80)
         self.fault: Callable[[Asked], str | None] = lambda _: None
+        self.after: Callable[[Asked], object] = lambda _: None
         self.strip: frozenset[str] = frozenset()
         self.ceph = False
         self.asked: list[Asked] = []
@@ -61,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
             data = self.rfile.read(length)
             asked = self._asked()
             proxy.asked.append(asked)
-            self._answer(proxy.fault(asked), data)
+            self._answer(asked, proxy.fault(asked), data)
 
     do_GET = do_PUT = do_DELETE = do_POST = do_HEAD = _handle  # noqa: N815  # of the base class
 
@@ -72,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         kind = kinds.get(self.command, "list" if listing else "get")
         return Asked(kind, urllib.parse.unquote(self.path))
 
-    def _answer(self, fault: str | None, data: bytes) -> None:
+    def _answer(self, asked: Asked, fault: str | None, data: bytes) -> None:
         if fault == "hang":
             self.server.proxy.ended.wait()
             fault = "reset"
@@ -86,6 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, [], _DENIED)
             return
         status, headers, found = self._forward(data)
+        self.server.proxy.after(asked)
         if fault == "lost":
             self._reset()
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 
@@ -18,8 +19,10 @@ from ckptmgr import (
     KeepLast,
     NoSuchStep,
     StepExists,
+    StepHeld,
     StorageError,
     StoreUnavailable,
+    verify,
 )
 from ckptmgr.storage.cloud import CloudStorage
 from ckptmgr.storage.cloud_attempt import ATTEMPTS, Marker, marker_of
@@ -233,6 +236,72 @@ def test_what_a_dead_writer_left_is_swept_when_it_has_aged(s3: Store) -> None:
     assert objects.keys(ATTEMPTS) == [marker_of(data["young"])]
     assert not objects.keys("step-00000007")
     assert objects.keys("step-00000008")
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_step_whose_setting_aside_was_cut_short_is_whole_under_one_name(
+    proxied: tuple[Proxy, Store], *, moved: bool
+) -> None:
+    """Nobody knew whether its old pointer went; both stay until the next writer can look."""
+    proxy, store = proxied
+    broken = threading.Event()
+
+    def fault(asked: Asked) -> str | None:
+        if not asked.path.endswith("step-00000001/checkpoint.json"):
+            return None
+        if asked.kind == "delete":
+            broken.set()
+            return "lost" if moved else "reset"
+        return "503" if broken.is_set() else None
+
+    with CheckpointManager(store.url, storage=store.options) as manager:
+        for step in range(2):
+            manager.save(step, TREE).result()
+    storage = storage_of(store.url, store.options)
+    with storage.lock():
+        proxy.fault = fault
+        with pytest.raises(StoreUnavailable):
+            storage.set_aside("step-00000001", "abandoned")
+        proxy.fault = lambda _: None
+    objects = objects_of(store)
+    (aside,) = (key.partition("/")[0] for key in objects.keys(".abandoned-"))
+    with CheckpointManager(store.url, storage=store.options) as manager:
+        assert manager.all_steps() == ([0] if moved else [0, 1])
+        if not moved:
+            assert manager.verify(1).ok
+    assert bool(objects.keys(".abandoned-")) == moved
+    if moved:
+        assert verify(f"{store.url}/{aside}", storage=store.options).ok
+
+
+def test_a_step_that_stays_as_it_is_read_has_no_other_name(s3: Store) -> None:
+    """Setting it aside is refused, and nothing is left of it."""
+    with CheckpointManager(s3.url, storage=s3.options) as manager:
+        manager.save(0, TREE).result()
+    storage = storage_of(s3.url, s3.options)
+    with storage.lock(), storage.reading("step-00000000"), pytest.raises(StepHeld):
+        storage.set_aside("step-00000000", "abandoned")
+    assert not objects_of(s3).keys(".abandoned-")
+
+
+def test_a_listing_during_which_a_step_was_committed_is_not_kept(
+    proxied: tuple[Proxy, Store],
+) -> None:
+    """What was put after the store had answered would never be seen."""
+    proxy, store = proxied
+    storage = storage_of(store.url, store.options)
+
+    def commit(asked: Asked) -> None:
+        if asked.kind == "list":
+            proxy.after = lambda _: None
+            with storage.attempt("step-00000000") as attempt:
+                attempt.publish(b"{}", replace=False)
+
+    with storage.lock():
+        proxy.after = commit
+        assert storage.names() == []
+        assert storage.taken("step-00000000")
+        assert storage.names() == ["step-00000000"]
 
 
 def test_two_prefixes_do_not_know_of_each_other(s3: Store) -> None:
