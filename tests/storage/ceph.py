@@ -88,18 +88,23 @@ def started(root: str) -> Iterator[str]:
     run("ceph-mon", "-c", conf, "--mkfs", "-i", "a", "--monmap", f"{root}/map")
     with contextlib.ExitStack() as daemons:
 
-        def daemon(*command: str) -> None:
+        def daemon(*command: str) -> subprocess.Popen[bytes]:
             log = daemons.enter_context(open(f"{root}/{command[0]}.out", "w"))
             process = subprocess.Popen([*command, "-c", conf, "-f"], stdout=log, stderr=log)
             daemons.callback(process.wait)
             daemons.callback(process.kill)
+            return process
 
         daemon("ceph-mon", "-i", "a")
         osd = str(uuid.uuid4())
         run("ceph", "-c", conf, "osd", "new", osd)
         run("ceph-osd", "-c", conf, "-i", "0", "--mkfs", "--osd-uuid", osd)
         daemon("ceph-mgr", "-i", "a")
-        daemon("ceph-osd", "-i", "0")
+        process = daemon("ceph-osd", "-i", "0")
+        while "1 up" not in run("ceph", "-c", conf, "osd", "stat"):
+            if process.poll() is not None:  # now and then it asks before it has heard the fsid
+                process = daemon("ceph-osd", "-i", "0")
+            time.sleep(0.2)
         daemon("radosgw", "-n", "client.rgw")
         endpoint = f"http://127.0.0.1:{_PORT}"
         _await(endpoint)

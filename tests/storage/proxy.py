@@ -15,6 +15,11 @@ from typing import NamedTuple
 
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_ELSEWHERE = (  # as Amazon answers
+    b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>The authorization header is "
+    b"malformed; the region 'us-east-1' is wrong; expecting 'eu-west-1'</Message>"
+    b"<Region>eu-west-1</Region></Error>"
+)
 _HOP = frozenset({"connection", "transfer-encoding", "keep-alive", "content-length"})
 
 FAULTS = ("reset", "503", "hang", "trickle", "lost", "403")
@@ -30,11 +35,11 @@ class Asked(NamedTuple):
 class Proxy:
     """Forwards to `endpoint`; `fault` says what happens to a request, None if nothing does.
 
-    "reset": no answer, and nothing is forwarded; "503" and "403": these answers; "hang":
-    nothing ever comes; "trickle": the answer comes a byte at a time; "lost": it is forwarded,
-    and the answer is not given. `after` is called between the answer and its being given.
-    `strip`: headers that the store is not told of. `ceph`: refuse
-    every condition on what is there.
+    "reset": no answer, and nothing is forwarded; "503", "403" and "region": the store's errors;
+    "hang": nothing ever comes; "trickle": the answer comes a byte at a time; "lost": it is
+    forwarded, and the answer is not given. `after` is called before an answer is given.
+    `strip`: headers that the store is not told of. `ceph`: refuse every condition on what is
+    there.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -86,6 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault == "403":
             self._send(HTTPStatus.FORBIDDEN, [], _DENIED)
+            return
+        if fault == "region":
+            self._send(HTTPStatus.BAD_REQUEST, [], _ELSEWHERE)
             return
         status, headers, found = self._forward(data)
         self.server.proxy.after(asked)

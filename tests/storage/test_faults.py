@@ -222,6 +222,9 @@ def test_what_is_wrong_with_the_bucket_or_its_access_is_said_at_opening(
     proxy.fault = lambda asked: "403" if asked.kind == "put" else None
     with pytest.raises(StorageError, match="denies access"):  # credentials that only read
         CheckpointManager(store.url, storage=store.options)
+    proxy.fault = lambda _: "region"
+    with pytest.raises(StorageError, match=r"give it with region=.*expecting 'eu-west-1'"):
+        CheckpointManager(store.url, storage=store.options)
     with pytest.raises(StorageError, match="Could not connect"):
         options = ObjectStore(endpoint="http://127.0.0.1:1", region="us-east-1", retries=1)
         CheckpointManager(store.url, storage=options)
