@@ -3,6 +3,7 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):  # the command line does without jax
+    from ckptmgr import events
     from ckptmgr.cadence import At, Cadence, Every, OnPreemption, OverheadBelow, WhenIdle
     from ckptmgr.distributed.coordinator import Coordinator
     from ckptmgr.errors import (
@@ -76,6 +77,7 @@ __all__ = [
     "verify",
     # what comes of it
     "Event",
+    "events",
     "LoadFuture",
     "Progress",
     "SaveFuture",

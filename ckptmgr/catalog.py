@@ -25,12 +25,11 @@ from ckptmgr.errors import (
     StorageError,
     UnsupportedFormat,
 )
-from ckptmgr.events import Events
+from ckptmgr.events import Event, Events, SaveFailed, StepDamaged, StepDeleted, StepMoved
 from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import MANIFEST, StepInfo, step_name, step_number
-from ckptmgr.pipeline.commit import step_info
 from ckptmgr.pipeline.notes import noted
-from ckptmgr.pipeline.records import read_record
+from ckptmgr.pipeline.records import read_record, step_info
 from ckptmgr.retention import Retention, Verdict, decide
 from ckptmgr.storage.base import Storage
 
@@ -88,8 +87,7 @@ class Catalog:
                     raise
                 except (DamagedStep, StorageError, ValueError) as error:
                     if before is None:
-                        logging.warning("step %d is left out: %s", step, error)
-                        self._events.tell("damaged", step, str(error))
+                        self.tell(StepDamaged(step=step, error=error))
                     damaged[step] = ("", str(error))
                     continue
                 if before is not None and before[0] == record.nonce:
@@ -124,8 +122,7 @@ class Catalog:
         """Take a step for damaged from now on: it stays on disk, and is none of the good ones."""
         with self._mutex:
             if step in self._steps:
-                logging.warning("step %d is damaged and is passed over: %s", step, error)
-                self._events.tell("damaged", step, str(error))
+                self.tell(StepDamaged(step=step, error=error))
             self._damaged[step] = (self._nonces.get(step, ""), str(error))
             self._replace({s: info for s, info in self._steps.items() if s != step})
 
@@ -162,13 +159,15 @@ class Catalog:
                 self._damaged.pop(record.step, None)
                 self._nonces[record.step] = record.nonce
                 self._replace({**self._steps, record.step: info})
-        self._events.tell("committed", record.step, info.path)
         return info
 
-    def failed(self, step: int | None, error: CheckpointError) -> None:
+    def tell(self, event: Event) -> None:
+        """Something has happened to a step."""
+        self._events.tell(event)
+
+    def failed(self, event: SaveFailed) -> None:
         """Tell of a save that failed."""
-        logging.error("a save failed: %s", error)
-        self._events.tell("failed", step, str(error))
+        self.tell(event)
         self.refresh()  # it may have got its name all the same, where the last sync failed
 
     def set_aside(self, step: int, kind: Literal["damaged", "abandoned"]) -> None:
@@ -180,8 +179,7 @@ class Catalog:
         """
         other = self._storage.set_aside(step_name(step), kind)
         self.forget([step])
-        logging.warning("step %d was set aside, %s: it lies in %s", step, kind, other)
-        self._events.tell("set aside" if kind == "damaged" else "abandoned", step, other)
+        self.tell(StepMoved(step=step, path=other, why=kind))
 
     def find(self, step: int | None) -> StepInfo:
         """A step, or the newest where `step` is None.
@@ -251,7 +249,7 @@ class Catalog:
           StorageError: it cannot be deleted.
         """
         with self._mutex:
-            before, name = self._steps, step_name(step)
+            before, name, began = self._steps, step_name(step), time.perf_counter()
             if step in before and noted(self._storage, name, before[step]).pinned:
                 raise StepHeld("it is pinned; unpin it first", step=step)
             self._replace({s: info for s, info in before.items() if s != step})
@@ -262,5 +260,4 @@ class Catalog:
                     self._replace(before)
                 raise
             self._deleted[step] = why
-            logging.info("deleted step %d: %s", step, why)
-            self._events.tell("deleted", step, why)
+            self.tell(StepDeleted(step=step, why=why, seconds=time.perf_counter() - began))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Unpack
 
 import anyio.to_thread
-from absl import logging
+import jax
 
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
@@ -27,6 +27,7 @@ from ckptmgr.errors import (
     StepDeleted,
     StepExists,
 )
+from ckptmgr.events import Event, Events, SaveFailed
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
@@ -36,13 +37,12 @@ from ckptmgr.options import limiter, pack_size
 from ckptmgr.pipeline import forms, reports, restore
 from ckptmgr.pipeline import merge as merging
 from ckptmgr.pipeline import verify as verifying
-from ckptmgr.pipeline.commit import step_info
 from ckptmgr.pipeline.handover import Handover
 from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.planner import Planner
-from ckptmgr.pipeline.records import read_both, read_record
+from ckptmgr.pipeline.records import read_both, read_record, step_info
 from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.verify import VerifyReport
 from ckptmgr.pipeline.workers import left_in_thread
@@ -346,9 +346,13 @@ class _Books:
         """What was written."""
         return step_info(record, f"{self._storage.root}/{name}")
 
-    def failed(self, step: int | None, error: CheckpointError) -> None:
+    def tell(self, event: Event) -> None:
+        """What happens to one checkpoint is logged, like what happens to a step."""
+        Events(measure=jax.monitoring.record_event_duration_secs).tell(event)
+
+    def failed(self, event: SaveFailed) -> None:
         """Its future raises; the log says so too."""
-        logging.error("a save failed: %s", error)
+        self.tell(event)
 
     def retain(self) -> None:
         """There is nothing to delete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
@@ -9,6 +10,7 @@ from typing import Literal, Protocol, TypeVar
 import anyio
 
 from ckptmgr.errors import CheckpointError
+from ckptmgr.events import Event, SaveCommitted, SaveFailed, SaveStarted
 from ckptmgr.format.manifest import CommitRecord
 from ckptmgr.format.step import StepInfo, step_name
 from ckptmgr.future import SaveFuture
@@ -38,8 +40,11 @@ class Ledger(Protocol):
     def add(self, name: str, record: CommitRecord) -> StepInfo:
         """Note what was committed."""
 
-    def failed(self, step: int | None, error: CheckpointError) -> None:
-        """Say that a save failed."""
+    def tell(self, event: Event) -> None:
+        """Say that something has happened to a step."""
+
+    def failed(self, event: SaveFailed) -> None:
+        """Say that a save failed, and look at what is there after it."""
 
     def retain(self) -> None:
         """Delete what is not to be kept."""
@@ -64,6 +69,29 @@ class SaveJob:
     reason: CheckpointError | None = None  # why it was cancelled, for the other processes
     fault: CheckpointError | None = None  # why this process cannot save; the others are told
     scope: anyio.CancelScope | None = field(default=None)
+    began: float = field(default_factory=time.perf_counter)  # when `save()` was called
+    stall: float = 0.0  # the seconds that it took
+
+    def started(self) -> SaveStarted:
+        """It is being written."""
+        leaves = len(self.planned.plan.paths)
+        return SaveStarted(step=self.future.step, nbytes=self.planned.plan.nbytes, leaves=leaves)
+
+    def committed(self, info: StepInfo) -> SaveCommitted:
+        """It is durable."""
+        return SaveCommitted(
+            step=info.step,
+            path=info.path,
+            nbytes=info.nbytes,
+            leaves=info.leaves,
+            stall=self.stall,
+            seconds=time.perf_counter() - self.began,
+        )
+
+    def failed(self, error: CheckpointError) -> SaveFailed:
+        """It is not."""
+        seconds = time.perf_counter() - self.began
+        return SaveFailed(step=self.future.step, error=error, seconds=seconds)
 
 
 def unplanned(

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
-import anyio.to_thread
+from jax import monitoring
 
 from ckptmgr.cadence import Cadence, Offer, OnPreemption
 from ckptmgr.catalog import Catalog
+from ckptmgr.config import read_config
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import CheckpointError, EarlierSaveFailed, StepExists
+from ckptmgr.errors import CheckpointError, EarlierSaveFailed, InvalidOption, StepExists
 from ckptmgr.events import Event, Events
 from ckptmgr.failures import Failures
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import SaveFuture, State
 from ckptmgr.jobs import OnBusy, SaveJob, unplanned
+from ckptmgr.life import Life
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import count, limiter, pack_size, require
 from ckptmgr.pace import Pacer
@@ -35,10 +37,11 @@ from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.planner import Planner
 from ckptmgr.preemption import Preemption
+from ckptmgr.progress import display
+from ckptmgr.reporter import Reporter, StatusFile
 from ckptmgr.retention import KeepAll, Retention
-from ckptmgr.run import Run
 from ckptmgr.saver import Saver
-from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS, Service
+from ckptmgr.service import Service
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.url import ObjectStore, storage_of
 from ckptmgr.tree.handlers import Handler
@@ -49,7 +52,7 @@ T = TypeVar("T")
 _ALL = KeepAll()
 
 
-class CheckpointManager(Run):
+class CheckpointManager(Life):
     """Saves and restores the state of one run, without stalling it.
 
     `save()` blocks for the snapshot only and returns a future; a background thread writes,
@@ -88,7 +91,9 @@ class CheckpointManager(Run):
       borrow: view jax arrays on CPU instead of copying them. A donated step then
         allocates fresh memory while views are held; False copies, under the limit. An array
         that `jax.device_put` made of numpy memory shares it: do not write to that memory.
-      on_event: called with an Event for what happens to a step, in a thread of its own.
+      progress: show how saves and restores go, in process 0: by bars where stderr is a terminal
+        and rich is installed, else by a line in the log (absl's, INFO) every few seconds.
+      on_event: called with each event (ckptmgr.events), in a thread of its own.
       storage: how to reach an object store (ObjectStore), or another place instead.
       coordinator: how several processes agree; `Coordinator(timeout=60)` waits for each other
         for a minute, the default for ten.
@@ -116,6 +121,7 @@ class CheckpointManager(Run):
         incremental: bool = False,
         verify_commits: bool = False,
         borrow: bool = True,
+        progress: bool = False,
         on_event: Callable[[Event], object] | None = None,
         storage: Storage | ObjectStore | None = None,
         coordinator: Coordinator | None = None,
@@ -138,7 +144,15 @@ class CheckpointManager(Run):
         self._planner = Planner(self._registry, pack_size(pack_below), rules, processes=here)
         self._limiter = limiter(in_flight_bytes)
         require(on_event is None or callable(on_event), "on_event", "a function", on_event)
-        self._events = Events(on_event)
+        leads = self._coordinator.index == 0
+        reporter = Reporter(
+            StatusFile(self._storage, repr(keep), self._limiter)
+            if leads and not read_only
+            else None,
+            display() if progress and leads else None,
+        )
+        record = monitoring.record_event_duration_secs
+        self._events = Events(on_event, record, [reporter.heard])
         self._catalog = Catalog(self._storage, keep, self._events)
         self._mutex = threading.Lock()
         pending = count(max_pending, "max_pending")
@@ -152,6 +166,7 @@ class CheckpointManager(Run):
         self._service = Service(
             saver, self._catalog, self._coordinator, pending, writer=not read_only
         )
+        reporter.look = self._service.futures
         # A manager that nobody holds any more finishes its saves and lets the directory go.
         self._end = weakref.finalize(self, self._service.close_quietly)
         self._end.atexit = False  # the service sees to that itself, before jax goes
@@ -160,6 +175,27 @@ class CheckpointManager(Run):
             self._preemption.listen()
         self._forced: Counter[int] = Counter()
         self._pacer = Pacer(when, self._coordinator, self._service.topic)
+
+    @classmethod
+    def from_config(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """The manager that a TOML file describes, and `options` beside it, which win.
+
+            manager = CheckpointManager.from_config("configs/local.toml", directory="runs/a")
+
+        Each key of the file is an argument of CheckpointManager; rules are text, as in
+        keep = "KeepLast(3) | KeepEvery(steps=1000)". What is a function or an object is no text,
+        so `handlers`, `on_event` and the like are given here. A relative directory is one below
+        the working directory. configs/ holds examples that name every key.
+
+        Raises:
+          InvalidOption: it is no TOML, a key is unknown or a value impossible; names the key, and
+            says what is allowed. Or no directory is given at all.
+          MissingFile, StorageError: the file is not there, or cannot be read.
+        """
+        found = {**read_config(path), **options}
+        if "directory" not in found:
+            raise InvalidOption("it names no directory, and none is given beside it", file=path)
+        return cls(found.pop("directory"), **found)
 
     # Saving
 
@@ -215,7 +251,7 @@ class CheckpointManager(Run):
         *,
         overwrite: bool,
     ) -> SaveFuture:
-        ticket = self._service.ticket(self._on_busy)
+        began, ticket = time.perf_counter(), self._service.ticket(self._on_busy)
         try:
             head = header(number, metrics, metadata)
             job = self._job(step_name(number), tree, head, ticket, replace=overwrite)
@@ -223,6 +259,7 @@ class CheckpointManager(Run):
             self._service.void(ticket)
             self._tell_others(number, error)
             raise
+        job.began = began
         saving = self._service.save(job, self._limiter, self._on_busy, borrow=self._borrow)
         try:
             self._failures.tell(job.future)
@@ -324,69 +361,6 @@ class CheckpointManager(Run):
     def pending(self) -> list[int]:
         """The steps that are queued or being written."""
         return self._service.pending()
-
-    # Ending
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until every save so far is committed or has failed.
-
-        Raises:
-          WaitTimeout: `timeout` seconds went by first; the saves go on.
-          EarlierSaveFailed: one failed unheard.
-        """
-        self._service.wait(timeout)
-        self._failures.tell(None)
-
-    def close(self, timeout: float | None = None) -> None:
-        """Finish what is queued and end the service. More calls do nothing.
-
-        Blocks at most `timeout` seconds, 600 by default; Ctrl-C ends it at once.
-
-        Raises:
-          WaitTimeout: it took longer; the saves that were not done are given up.
-          EarlierSaveFailed: a save failed unheard.
-        """
-        try:
-            self._service.close(END_SECONDS if timeout is None else timeout)
-        finally:
-            self._ended()
-        self._failures.tell(None)
-
-    def _ended(self) -> None:
-        self._end.detach()
-        self._preemption.close()
-        self._events.close()
-
-    def __enter__(self) -> Self:
-        """The manager itself; the end of the block closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close; an exception of the block is never masked, and Ctrl-C shortens the wait."""
-        if error is None:
-            self.close()
-            return
-        interrupted = isinstance(error, KeyboardInterrupt)
-        self._service.close_quietly(INTERRUPTED_SECONDS if interrupted else END_SECONDS)
-        self._ended()
-
-    async def __aenter__(self) -> Self:
-        """The manager itself, under asyncio or trio."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close without blocking the loop."""
-        await anyio.to_thread.run_sync(self.__exit__, kind, error, trace)
 
     def __repr__(self) -> str:
         """For example `<CheckpointManager /runs/a>`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -16,6 +17,7 @@ from ckptmgr.errors import (
     ProcessesDiffer,
     StepDeleted,
 )
+from ckptmgr.events import FellBack, RestoreFailed, RestoreFinished, RestoreStarted
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import LoadFuture
 from ckptmgr.pipeline import restore
@@ -73,11 +75,16 @@ class Run(Steps):
         """
         while (step := self._choose("newest")) is not None:
             try:
-                return self._restore(step, like, options)
+                found = self._restore(step, like, options)
             except DamagedStep as error:
                 self._catalog.damage(step, error)
             except StepDeleted:
                 self._catalog.refresh()  # retention was quicker: there is a newer one
+            else:
+                passed = [other for other in self._catalog.damaged if other > step]
+                if passed:
+                    self._catalog.tell(FellBack(step=step, passed=passed))
+                return found
         return None
 
     def _choose(self, step: int | Literal["newest"]) -> int | None:
@@ -184,13 +191,26 @@ class Run(Steps):
         # What is said of the step is of the one that is kept there meanwhile, and of no later one.
         step, catalog = future.step or 0, self._catalog
         async with left_in_thread(self._storage.reading(name)):
+            began = time.perf_counter()
+            catalog.tell(RestoreStarted(step=step))
             try:
                 found = await restore.load(
                     self._storage, name, request, self._registry, self._limiter, future
                 )
-            except DamagedStep as error:
-                await anyio.to_thread.run_sync(catalog.damage, step, error)
+            except CheckpointError as error:
+                seconds = time.perf_counter() - began
+                catalog.tell(RestoreFailed(step=step, error=error, seconds=seconds))
+                if isinstance(error, DamagedStep):
+                    await anyio.to_thread.run_sync(catalog.damage, step, error)
                 raise
+            catalog.tell(
+                RestoreFinished(
+                    step=step,
+                    nbytes=future.progress.bytes_done,
+                    leaves=future.progress.leaves_done,
+                    seconds=time.perf_counter() - began,
+                )
+            )
             if request.select.all and request.processes.count == 1:  # all of it was read
                 await anyio.to_thread.run_sync(catalog.recover, step)
             return found

@@ -20,6 +20,7 @@ from absl import logging
 
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import CheckpointError, DamagedStep, NoSpace, ProcessesDiffer
+from ckptmgr.events import Closed
 from ckptmgr.format.digest import digest
 from ckptmgr.format.encoding import decode_record, encode_record
 from ckptmgr.format.manifest import Manifest
@@ -81,7 +82,10 @@ class Saver:
         """The directory, made and locked if this is its writer: by process 0, for all of them."""
         if not writer:
             self._ledger.refresh()
-            yield
+            try:
+                yield
+            finally:
+                self._ledger.tell(Closed())
             return
         with contextlib.ExitStack() as held:
             report = self._hold(held) if self.leads else self._storage.root.encode()
@@ -89,7 +93,10 @@ class Saver:
             self._runs = True
             looked = self._look()
             self._coordinator.agree(f"{self.topic}/opened", looked, lambda _: b"")
-            yield
+            try:
+                yield
+            finally:
+                self._ledger.tell(Closed())  # while the directory is still this manager's
 
     def _look(self) -> bytes | CheckpointError:
         try:
@@ -133,6 +140,7 @@ class Saver:
             return None
         async with left_in_thread(self._storage.attempt(job.name)) as attempt:
             shared = await self._begin(job, attempt)
+            self._ledger.tell(job.started())
             digests: list[str] = []
             outcome: bytes | CheckpointError | None = None
             try:

@@ -12,22 +12,25 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 from absl import logging
 from anyio.abc import TaskGroup
 
+from ckptmgr.callbacks import Callbacks
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import FORKED, CheckpointError, ManagerClosed, WaitTimeout
+from ckptmgr.events import SaveDropped
 from ckptmgr.format.step import StepInfo
-from ckptmgr.future import LoadFuture, SaveFuture, State
+from ckptmgr.future import CheckpointFuture, LoadFuture, SaveFuture, State
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.handover import Handover
@@ -71,7 +74,8 @@ class Service:
         self._loads: set[LoadFuture] = set()
         self._new_loads: deque[tuple[LoadFuture, Callable[[], Awaitable[object]]]] = deque()
         self._closing = False
-        self._callbacks: list[threading.Thread] = []
+        self._callbacks = Callbacks()
+        self.dispatch = self._callbacks.dispatch
         self._soon: Callable[[Callable[[], object]], None]  # set by the loop, before it opens
         self._work: Sequence[asyncio.Event] = ()  # the loop's: there may be something to do
         self._failure: BaseException | None = None  # why it did not open
@@ -110,11 +114,13 @@ class Service:
                 raise
             if not admitted:
                 job.future.resolve(State.SKIPPED, None)
+                self._ledger.tell(SaveDropped(step=job.future.step, why="skipped"))
                 return False
             try:
                 take(job.planned.plan, job.planned.arrays, limiter, job.handover, borrow=borrow)
                 job.planned.arrays.clear()
                 job.handover.close()
+                job.stall = time.perf_counter() - job.began
             except BaseException as error:
                 self._withdraw(job, error)
                 raise
@@ -197,6 +203,11 @@ class Service:
         jobs = [job for job in self._queue.jobs() if job.fault is None]
         return [job.future.step for job in jobs if job.future.step is not None]
 
+    def futures(self) -> list[CheckpointFuture[Any]]:
+        """Of the saves that run or wait, and the loads."""
+        with self._lock:
+            return [*(job.future for job in self._queue.jobs()), *self._unfinished_loads()]
+
     def load(self, future: LoadFuture, work: Callable[[], Awaitable[object]]) -> None:
         """Run `work` beside the saves; its result or error goes into `future`."""
         self.check_process()
@@ -252,17 +263,12 @@ class Service:
 
     def _end(self) -> None:
         """Cancel what is left and see the threads off, within seconds whatever they do."""
-        with self._lock:
-            jobs = self._queue.jobs()
-            futures = [*(job.future for job in jobs), *self._unfinished_loads()]
         self._saver.given_up = True
-        for future in futures:
+        for future in self.futures():
             future.cancel()
         if self._thread is threading.current_thread():
             return  # garbage collection may call from the thread itself, which then ends by itself
-        for thread in self._callbacks:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
+        self._callbacks.join(_JOIN_SECONDS)
         if self._runs.acquire(timeout=_JOIN_SECONDS):
             self._runs.release()
 
@@ -273,23 +279,19 @@ class Service:
         except CheckpointError as error:
             logging.error("on closing: %s", error)
 
-    def dispatch(self, callbacks: Callable[[], None]) -> None:
-        """Run the callbacks of a future in a thread of their own."""
-        thread = threading.Thread(target=callbacks, name="ckptmgr callbacks", daemon=True)
-        with self._lock:
-            self._callbacks = [*(t for t in self._callbacks if t.is_alive()), thread]
-            thread.start()
-
     def _ended(self, future: Future[StepInfo | None]) -> None:
         """A save's future ended; where by `cancel()`, take the job out of the queue or stop it."""
         if not future.cancelled():
             return
         with self._lock:
-            for job in (job for job in self._queue.jobs() if job.future is future):
+            jobs = [job for job in self._queue.jobs() if job.future is future]
+            for job in jobs:
                 job.handover.abandon()
                 if job.scope is not None:
                     self._soon(job.scope.cancel)
                 self._queue.remove(job)
+        for job in (job for job in jobs if job.fault is None):
+            self._ledger.tell(SaveDropped(step=job.future.step, why="cancelled"))
 
     # The loop's side.
 
@@ -314,15 +316,13 @@ class Service:
         error.__cause__ = cause
         with self._lock:
             self._closing = True
-            loads = self._unfinished_loads()
+            futures, jobs = self.futures(), self._queue.clear()
             self._loads.clear()
             self._new_loads.clear()
-            jobs = self._queue.clear()
         for job in jobs:
             job.handover.abandon()
-        for future in (*(job.future for job in jobs), *loads):
-            if not future.done():
-                future.resolve(State.FAILED, error)
+        for future in (future for future in futures if not future.done()):
+            future.resolve(State.FAILED, error)
 
     async def _main(self) -> None:
         self._soon = partial(_call_soon, asyncio.get_running_loop())
@@ -369,14 +369,14 @@ class Service:
             outcome = await outcome_of(self._saver.save(job), "save", job.future.step)
         if isinstance(outcome, CheckpointError):
             if job.fault is None:  # that one was raised where it came up
-                told = anyio.to_thread.run_sync(self._ledger.failed, job.future.step, outcome)
+                told = anyio.to_thread.run_sync(self._ledger.failed, job.failed(outcome))
                 await outcome_of(told, "telling", job.future.step)
             job.future.resolve(State.FAILED, outcome)
         elif outcome is not None:
+            self._ledger.tell(job.committed(outcome))
             job.future.resolve(State.COMMITTED, outcome)
             tidy = self._ledger.retain if self._saver.leads else self._ledger.follow
-            tidied = anyio.to_thread.run_sync(tidy)
-            failed = await outcome_of(tidied, "retention", job.future.step)
+            failed = await outcome_of(anyio.to_thread.run_sync(tidy), "retention", job.future.step)
             if failed is not None:
                 logging.error("nothing was deleted: %s", failed)
 

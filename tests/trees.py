@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict, namedtuple
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024  # a plain one, as optax has them
+
+
+def entries(run: str | os.PathLike[str]) -> list[str]:
+    """What lies in a run but for the lock, and the status that is written now and then."""
+    return sorted(
+        p.name for p in Path(run).iterdir() if not p.name.startswith((".lock", ".status"))
+    )
 
 
 def common() -> dict[str, object]:

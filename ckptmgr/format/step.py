@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ckptmgr.errors import InvalidStep, NotAStep
 
 COMMIT_RECORD = "checkpoint.json"
+STATUS = ".status.json"
 MANIFEST = "tree.json"
 ARRAYS = "arrays"
 PACKS = "packs"

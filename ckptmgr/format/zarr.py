@@ -112,6 +112,11 @@ def array_metadata(dtype: np.dtype, shape: Shape, chunk: Shape, codec: Codec = R
     )
 
 
+def pack_metadata(nbytes: int, chunk: int) -> bytes:
+    """The zarr.json of a pack of so many bytes, in chunks of so many."""
+    return array_metadata(np.dtype("uint8"), (nbytes,), (chunk,))
+
+
 def longest(chunk: Shape, nbytes: int, codec: Codec) -> int:
     """A bound on the bytes of the file of a chunk that a codec was applied to.
 

@@ -31,8 +31,7 @@ from ckptmgr.format.manifest import (
     renumbered,
 )
 from ckptmgr.format.scalar import JSON
-from ckptmgr.format.step import ARRAYS, MANIFEST, PACKS, StepInfo, nonce
-from ckptmgr.pipeline import pack
+from ckptmgr.format.step import ARRAYS, MANIFEST, PACKS, nonce
 from ckptmgr.pipeline.header import Header, fetch
 from ckptmgr.pipeline.merge import Merge
 from ckptmgr.pipeline.plan import Plan
@@ -53,7 +52,7 @@ def zarr_files(plan: Plan, *, leads: bool) -> dict[str, bytes]:
         name = keypath.directory(plan.paths[array.leaf], array.name)
         files[f"{ARRAYS}/{name}/{zarr.METADATA}"] = array.metadata()
     for one in (*(plan.packs if leads else ()), *filter(None, [plan.private_pack])):
-        files[f"{PACKS}/{one.process}/{zarr.METADATA}"] = pack.metadata(one.nbytes, one.chunk)
+        files[f"{PACKS}/{one.process}/{zarr.METADATA}"] = zarr.pack_metadata(one.nbytes, one.chunk)
     return files
 
 
@@ -184,19 +183,6 @@ def commit(
     prove(manifest, data)
     attempt.publish(encode_record(record), replace=replace, former=former)
     return record
-
-
-def step_info(record: CommitRecord, path: str) -> StepInfo:
-    """What the record at `path` says, for people."""
-    return StepInfo(
-        step=record.step,
-        time=record.time,
-        nbytes=record.nbytes,
-        leaves=record.leaves,
-        path=path,
-        metrics={name: consistency.metric(value) for name, value in record.metrics.items()},
-        metadata=record.metadata,
-    )
 
 
 def _writer() -> dict[str, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from ckptmgr.errors import InvalidOption
@@ -57,7 +57,7 @@ def _scalar(name: str, value: object) -> object:
     """A float, or a jax scalar that may still be computed; no array that can change meanwhile."""
     dtype: Any = getattr(value, "dtype", None)
     scalar = getattr(value, "shape", None) == () and NAMES.get(dtype, "complex")[:7] != "complex"
-    if isinstance(value, jax.Array) and scalar and not isinstance(value, jax.core.Tracer):
+    if scalar and _is_computed(value):
         return value
     try:
         if (dtype is None and isinstance(value, int | float)) or scalar:
@@ -65,6 +65,12 @@ def _scalar(name: str, value: object) -> object:
     except (OverflowError, ValueError, TypeError) as error:
         raise InvalidOption(f"metric {name!r} is no float: {error}") from error
     raise InvalidOption(f"metric {name!r} is a scalar number, not {_short(value)}; its mean, say")
+
+
+def _is_computed(value: object) -> bool:
+    """Whether it is an array of jax; where that was not imported nothing is."""
+    jax = sys.modules.get("jax")
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) if jax else False
 
 
 def _metadata(metadata: object) -> dict[str, JSON]:

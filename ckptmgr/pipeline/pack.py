@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from ckptmgr.format import zarr
 from ckptmgr.format.chunks import CHUNK_BYTES
 from ckptmgr.format.digest import digest
@@ -34,13 +32,8 @@ def fill(sizes: Sequence[int], number: int = 0) -> tuple[Pack | None, list[int]]
         fills[-1] += size
     chunk = max(fills)
     nbytes = (len(fills) - 1) * chunk + fills[-1]
-    pack = Pack(number, nbytes, chunk, digest(metadata(nbytes, chunk)))
+    pack = Pack(number, nbytes, chunk, digest(zarr.pack_metadata(nbytes, chunk)))
     return pack, [cell * chunk + start for cell, start in starts]
-
-
-def metadata(nbytes: int, chunk: int) -> bytes:
-    """The zarr.json of a pack."""
-    return zarr.array_metadata(np.dtype("uint8"), (nbytes,), (chunk,))
 
 
 def files(pack: Pack, offsets: Sequence[int], sizes: Sequence[int], slot: int) -> tuple[File, ...]:

@@ -43,7 +43,6 @@ from ckptmgr.format.zarr import RAW, Shape
 from ckptmgr.limiter import ByteLimiter, Lease
 from ckptmgr.pipeline import codec, extent
 from ckptmgr.pipeline.extent import Extent
-from ckptmgr.pipeline.pack import metadata as pack_metadata
 from ckptmgr.pipeline.source import Found, Group, Index, Part, Request, Source
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
@@ -238,7 +237,7 @@ class Reader:
                 parts += _metadata(
                     f"{self._name}/{PACKS}/{pack.process}",
                     pack.metadata,
-                    pack_metadata(pack.nbytes, pack.chunk),
+                    zarr.pack_metadata(pack.nbytes, pack.chunk),
                     members[0].want.path,
                 )
             return Group(found, parts, lease, len(parts))

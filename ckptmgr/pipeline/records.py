@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ckptmgr.errors import DamagedStep, MissingFile, NoFile, TruncatedFile
 from ckptmgr.format import bounds
+from ckptmgr.format.consistency import metric
 from ckptmgr.format.encoding import decode_manifest, decode_record
 from ckptmgr.format.manifest import CommitRecord, Manifest
-from ckptmgr.format.step import COMMIT_RECORD, MANIFEST
+from ckptmgr.format.step import COMMIT_RECORD, MANIFEST, StepInfo
 from ckptmgr.storage.base import Storage
 
 
@@ -25,6 +26,19 @@ def _record_bytes(storage: Storage, name: str) -> bytes:
         return storage.read(f"{name}/{COMMIT_RECORD}", bounds.LARGEST_RECORD)
     except (NoFile, TruncatedFile) as error:
         raise DamagedStep(f"the commit record: {error.message}", file=error.file) from error
+
+
+def step_info(record: CommitRecord, path: str) -> StepInfo:
+    """What the record at `path` says, for people."""
+    return StepInfo(
+        step=record.step,
+        time=record.time,
+        nbytes=record.nbytes,
+        leaves=record.leaves,
+        path=path,
+        metrics={name: metric(value) for name, value in record.metrics.items()},
+        metadata=record.metadata,
+    )
 
 
 def read_manifest(storage: Storage, name: str, record: CommitRecord) -> Manifest:

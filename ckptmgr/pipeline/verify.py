@@ -27,7 +27,6 @@ from ckptmgr.format.zarr import RAW
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import codec
 from ckptmgr.pipeline.notes import is_note, read_note
-from ckptmgr.pipeline.pack import metadata as pack_metadata
 from ckptmgr.pipeline.records import read_both
 from ckptmgr.pipeline.workers import run_threads
 from ckptmgr.storage.base import Storage
@@ -156,7 +155,7 @@ def _checks(storage: Storage, name: str, manifest: Manifest) -> Iterator[_Check]
     if own:
         yield _metadata(f"{name}/{ARRAYS}", manifest.group, zarr.group_metadata(), None)
     for pack in manifest.packs:
-        expected = pack_metadata(pack.nbytes, pack.chunk)
+        expected = zarr.pack_metadata(pack.nbytes, pack.chunk)
         yield _metadata(f"{name}/{PACKS}/{pack.process}", pack.metadata, expected, None)
         for cell in range(math.ceil(pack.nbytes / pack.chunk)):
             spans = tuple(sorted(packed[pack.process, cell]))

@@ -73,11 +73,13 @@ class Storage(Protocol):
     Attributes:
       root: its name for people.
       write_tasks, read_tasks: how many puts, and how many reads, at a time serve it best.
+      status_seconds: how long a status stands at least before the next.
     """
 
     root: str
     write_tasks: int
     read_tasks: int
+    status_seconds: float
 
     def create(self) -> None:
         """Make the place itself where it is missing; what it lies in must be there."""
@@ -163,6 +165,12 @@ class Storage(Protocol):
 
     def files(self, key: str) -> list[str]:
         """The names of the files in a directory of a step; none where it is not there."""
+
+    def tell_status(self, data: bytes) -> None:
+        """Keep what the one writer says of itself; whoever looks sees all of it, or the former."""
+
+    def status(self) -> bytes | None:
+        """What the last writer that said something of itself has said."""
 
     def sweep(self) -> list[str]:
         """Remove what dead writers left, for the one writer only; returns the names."""

@@ -4,7 +4,7 @@
     step-00000100/<nonce>/...        the data of one attempt, and what was noted since
     .attempts/<step name>-<nonce>    a marker of data that is not committed, or to be removed
     .holds/<step name>/<nonce>       who reads a step; .deleting/<step name> who removes it
-    .lock                            the lease of the one writer
+    .lock                            the lease of the one writer; .status.json what it does
 
 A step is there as long as its commit record is: it is put last, on the condition that
 nothing is there, or what was read; and removed first. There are no links and no renames.
@@ -15,16 +15,13 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import msgspec
 from absl import logging
 
 from ckptmgr.errors import (
     CheckpointError,
-    Exhausted,
     ManagerClosed,
     MissingFile,
     StepHeld,
@@ -33,30 +30,27 @@ from ckptmgr.errors import (
     TruncatedFile,
 )
 from ckptmgr.format.chunks import CHUNK_BYTES
-from ckptmgr.format.step import COMMIT_RECORD, temporary_name
+from ckptmgr.format.step import COMMIT_RECORD, STATUS, temporary_name
 from ckptmgr.storage import holds, probe
 from ckptmgr.storage.cloud_attempt import (
-    ATTEMPTS,
     CloudAttempt,
-    Marker,
     mark,
     refuse_others,
     remove_data,
 )
+from ckptmgr.storage.cloud_sweep import sweep
 from ckptmgr.storage.lease import held
 from ckptmgr.storage.objects import Object, Objects, absent
-from ckptmgr.storage.pointer import is_data, pointed
+from ckptmgr.storage.pointer import pointed
 
 _LOCK: Final = ".lock"
 _STEP: Final = r"step-\d{8,19}"
 _OURS: Final = re.compile(
-    rf"{re.escape(_LOCK)}|{re.escape(probe.PROBE)}\d+-[0-9a-f]{{16}}"
+    rf"{re.escape(_LOCK)}|{re.escape(STATUS)}|{re.escape(probe.PROBE)}\d+-[0-9a-f]{{16}}"
     rf"|(\.attempts|\.holds|\.deleting)/.+|(\.(damaged|abandoned)-)?{_STEP}(-[0-9a-f]{{16}})?/.+"
 )
 _SHARED: Final = re.compile(r"\.tmp-(.+)-([0-9a-f]{16})")
-_ASIDE: Final = re.compile(rf"(\.(?:damaged|abandoned)-({_STEP})-[0-9a-f]{{16}})/{COMMIT_RECORD}")
 _SHOWN: Final = 4
-_SLOW: Final = 600.0  # seconds; for what a writer that died had asked of a store, or of a slow one
 _NEAR: Final = 64 << 10  # bytes that are read in vain for less than another request costs
 
 
@@ -72,6 +66,7 @@ class CloudStorage:
     # Of requests that mostly wait for the network; with moto on loopback 8 are as fast as 16.
     write_tasks = 8
     read_tasks = 8
+    status_seconds = 5.0
 
     def __init__(
         self, objects: Objects, *, lease_seconds: float = 30.0, one_writer: bool = False
@@ -129,7 +124,8 @@ class CloudStorage:
             if self._names is not None:
                 self._names.add(name)
 
-    def _gone(self, name: str) -> None:
+    def gone(self, name: str) -> None:
+        """A step is none any more."""
         self._where.pop(name, None)
         with self._knowing:
             self._changes += 1
@@ -293,7 +289,7 @@ class CloudStorage:
         """The pointer of a step that is to go."""
         found = self.objects.get(f"{name}/{COMMIT_RECORD}")
         if found is None:
-            self._gone(name)
+            self.gone(name)
             raise MissingFile("this step is missing", file=f"{self.root}/{name}")
         return found
 
@@ -308,7 +304,7 @@ class CloudStorage:
             gone = True
         if not gone:
             raise StepHeld("it is being replaced; try again later", file=f"{self.root}/{name}")
-        self._gone(name)
+        self.gone(name)
 
     def add(self, key: str, data: bytes) -> None:
         """Beside the step's data, and so gone with it."""
@@ -333,59 +329,23 @@ class CloudStorage:
         found = (found.removeprefix(prefix) for found in self.objects.keys(prefix))
         return sorted(name for name in found if "/" not in name)
 
+    def tell_status(self, data: bytes) -> None:
+        """One put."""
+        self._held()
+        self.objects.put(STATUS, data)
+
+    def status(self) -> bytes | None:
+        """One request."""
+        found = self.objects.get(STATUS)
+        return found.data if found else None
+
     def sweep(self) -> list[str]:
-        """Remove data whose marker has aged and to which no pointer leads, and what expired."""
-        holds.sweep(self.objects)
-        probe.sweep(self.objects)
-        self._sweep_aside()
-        markers = self.objects.keys(ATTEMPTS)
-        kept, unclear = self._all_pointed() if markers else (set(), [])
-        removed = []
-        for key in markers:
-            found = self.objects.get(key)
-            if found is None:
-                continue
-            try:
-                marker = msgspec.json.decode(found.data, type=Marker)
-            except msgspec.MsgspecError as error:
-                raise StorageError(f"no marker of ours: {error}", file=key) from error
-            if not is_data(marker.data):
-                raise StorageError(f"no marker of ours: {marker.data!r}", file=key)
-            step = marker.data.partition("/")[0]
-            if any(step in name for name in unclear):
-                continue
-            if marker.data in kept:
-                self.objects.delete(key)
-            elif marker.since + self._seconds + _SLOW < time.time():
-                remove_data(self.objects, marker.data)
-                removed.append(marker.data)
-        return removed
+        """What dead writers left, as `cloud_sweep` says."""
+        return sweep(self, self._seconds)
 
-    def _sweep_aside(self) -> None:
-        """Undo what was cut short as a step was set aside: where its own pointer is still there."""
-        keys = [*self.objects.keys(".damaged-"), *self.objects.keys(".abandoned-")]
-        for key in keys:
-            match = _ASIDE.fullmatch(key)
-            if match is None:
-                continue
-            aside, there = self.objects.get(key), self.objects.get(f"{match[2]}/{COMMIT_RECORD}")
-            if aside and there and aside.data == there.data:
-                self.objects.delete(key)
-                self._gone(match[1])
-
-    def _all_pointed(self) -> tuple[set[str], list[str]]:
-        """The data of every step, and of what was set aside; and those that cannot say."""
-        found, unclear = set(), []
-        for name in self.names():
-            try:
-                found.add(self._data(name, anew=True))
-            except MissingFile:
-                continue  # it went meanwhile
-            except Exhausted:
-                raise
-            except StorageError:
-                unclear.append(name)
-        return found, unclear
+    def data_of(self, name: str) -> str:
+        """Where the data of a step lies, as its pointer says now."""
+        return self._data(name, anew=True)
 
 
 def _let_go() -> float:

@@ -10,7 +10,8 @@ from functools import partial
 from absl import logging
 
 from ckptmgr.errors import CheckpointError, ManagerClosed, MissingFile, StorageError, TruncatedFile
-from ckptmgr.format.step import COMMIT_RECORD, is_leftover, nonce, temporary_name
+from ckptmgr.format.bounds import LARGEST_RECORD
+from ckptmgr.format.step import COMMIT_RECORD, STATUS, is_leftover, nonce, temporary_name
 from ckptmgr.storage import durable, lock
 from ckptmgr.storage.attempt import LocalAttempt
 from ckptmgr.storage.files import (
@@ -35,6 +36,7 @@ class LocalStorage:
     # and 0.49, with 8 0.91 and 0.50.
     write_tasks = 4
     read_tasks = 6
+    status_seconds = 1.0
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -222,6 +224,22 @@ class LocalStorage:
                 return sorted(os.listdir(path))
             except FileNotFoundError:
                 return []
+
+    def tell_status(self, data: bytes) -> None:
+        """Renamed over the former, and not synced: it is of no use after a power cut."""
+        self._ensure_lock()  # it might be another's directory by now
+        path = os.path.join(self.root, STATUS)
+        with translated(path):
+            with open(f"{path}.new", "wb") as file:
+                file.write(data)
+            os.rename(f"{path}.new", path)
+
+    def status(self) -> bytes | None:
+        """The file, if it is there."""
+        try:
+            return self.read(STATUS, LARGEST_RECORD)
+        except MissingFile:
+            return None
 
     def sweep(self) -> list[str]:
         """Remove the temporary and trash directories that a dead writer left here."""

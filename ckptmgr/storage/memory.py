@@ -26,12 +26,14 @@ class MemoryStorage:
 
     write_tasks = 2
     read_tasks = 2
+    status_seconds = 1.0
 
     def __init__(self, root: str = "memory") -> None:
         self.root = root
         self.steps: dict[str, dict[str, bytes]] = {}
         self.replacing = threading.Lock()
         self.shared: dict[str, dict[str, bytes]] = {}  # by attempts that others may join
+        self.said: bytes | None = None
         self._writer = threading.Lock()
         self._readers: Counter[str] = Counter()
 
@@ -178,6 +180,14 @@ class MemoryStorage:
         name, _, path = key.partition("/")
         inside = self.steps.get(name, {})
         return sorted(p.rpartition("/")[2] for p in inside if p.rpartition("/")[0] == path)
+
+    def tell_status(self, data: bytes) -> None:
+        """Kept beside the steps."""
+        self.said = data
+
+    def status(self) -> bytes | None:
+        """What was kept."""
+        return self.said
 
     def sweep(self) -> list[str]:
         """Nothing outlives its writer here."""

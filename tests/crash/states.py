@@ -49,7 +49,8 @@ class Recorder:
     _mutex: threading.RLock = field(default_factory=threading.RLock)
 
     def _note(self, kind: str, path: str, other: str = "", data: bytes = b"") -> None:
-        if str(path).startswith(str(self.root)):
+        promised = not os.path.basename(path).startswith(".status")
+        if promised and str(path).startswith(str(self.root)):
             self.operations.append(Operation(kind, str(path), str(other), data))
 
     @contextmanager

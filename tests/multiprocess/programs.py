@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckptmgr
+import ckptmgr.functional as one_tree
 from ckptmgr import (
     CheckpointError,
     CheckpointManager,
@@ -377,7 +378,7 @@ def _save(manager: CheckpointManager, step: int, leaves: object) -> object:
 def late(directory: str) -> dict[str, Any]:
     """Errors that only one process has, where the others have begun or wait already."""
     me = jax.process_index()
-    setattr(ckptmgr.functional, "Coordinator", partial(Coordinator, timeout=10))  # noqa: B010  # shorter
+    setattr(one_tree, "Coordinator", partial(Coordinator, timeout=10))  # noqa: B010  # shorter
     os.makedirs(directory, exist_ok=True)
     found: dict[str, Any] = {}
     found["function"] = failed(lambda: ckptmgr.save(f"{directory}/one", {"f": print if me else 3}))

@@ -32,7 +32,9 @@ def test_only_the_first_replica_reads(said: list[dict[str, Any]]) -> None:
 def test_durations_go_to_jax_monitoring(said: list[dict[str, Any]]) -> None:
     """Of reading and of broadcasting."""
     for one in said:
-        assert one["heard"] == ["/ckptmgr/restore/broadcast_secs", "/ckptmgr/restore/read_secs"]
+        assert {"/ckptmgr/restore/broadcast_secs", "/ckptmgr/restore/read_secs"} <= set(
+            one["heard"]
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from ckptmgr.storage.attempt import LocalAttempt
 from ckptmgr.storage.base import Bytes
 from ckptmgr.storage.local import LocalStorage
 from tests.soak.model import BEST, EVERY, LAST, Model
+from tests.trees import entries
 
 ITEMS: Final = 2000
 
@@ -91,7 +91,7 @@ class Machine:
         self.manager.wait()  # retention looks after the future has been resolved
         assert self.manager.all_steps() == self.model.names
         names = {f"step-{step:08d}" for step in self.model.steps}
-        assert set(os.listdir(self.run)) == names | {".lock"}
+        assert set(entries(self.run)) == names
         assert self.manager.statistics().used_bytes == 0
 
     def save(self, step: int, metrics: dict[str, float]) -> None:
