@@ -43,6 +43,7 @@ LAYERS = {
     "life": 11,
     "manager": 12,
     "functional": 13,
+    "cli": 14,
     "__init__": 14,
     "colocated": 15,
 }

@@ -23,7 +23,8 @@ from ckptmgr.format.chunks import (
 )
 from ckptmgr.format.zarr import DTYPES, NAMES, RAW, ZSTD_LEVELS, Codec, Shape, cells
 from ckptmgr.limiter import parse_bytes
-from ckptmgr.tree.rules import by_globs, by_prefix, prefixes
+from ckptmgr.tree.globs import by_globs
+from ckptmgr.tree.rules import by_prefix, prefixes
 
 _SMALL_CHUNK: Final = 1_000_000
 _ZSTD_LEVEL: Final = 3

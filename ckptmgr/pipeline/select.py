@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ckptmgr.errors import InvalidOption, TreeMismatch
-from ckptmgr.tree.rules import by_globs, by_prefix, prefixes
+from ckptmgr.tree.globs import by_globs
+from ckptmgr.tree.rules import by_prefix, prefixes
 
 
 class Selection:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from ckptmgr.format.digest import Checksum, digest
 from ckptmgr.format.manifest import ArrayEntry, Grid, Manifest
 from ckptmgr.format.step import ARRAYS, COMMIT_RECORD, NOTES, PACKS
 from ckptmgr.format.zarr import RAW
+from ckptmgr.future import Progress
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline import codec
 from ckptmgr.pipeline.notes import is_note, read_note
@@ -84,11 +85,16 @@ class _Check(NamedTuple):
 
 
 async def verify(
-    storage: Storage, name: str, limiter: ByteLimiter, step: int | None = None
+    storage: Storage,
+    name: str,
+    limiter: ByteLimiter,
+    step: int | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
 ) -> VerifyReport:
     """Read everything that belongs to a step, under the limiter, and check it.
 
-    `step`: the number that its commit record must have, in a run.
+    `step`: the number that its commit record must have, in a run. `tell` hears how far it is,
+    in one thread after the other.
 
     Raises:
       MissingFile: there is no such step.
@@ -101,7 +107,7 @@ async def verify(
     except DamagedStep as error:
         problem = Problem(error.leaf, str(error.file), error.message)
         return VerifyReport(None, 0, 0, (problem,))
-    report = await check(storage, name, manifest, limiter, record.step)
+    report = await check(storage, name, manifest, limiter, record.step, tell)
     if step in (None, record.step):
         return report
     file = f"{storage.root}/{name}/{COMMIT_RECORD}"
@@ -110,11 +116,17 @@ async def verify(
 
 
 async def check(
-    storage: Storage, name: str, manifest: Manifest, limiter: ByteLimiter, step: int | None
+    storage: Storage,
+    name: str,
+    manifest: Manifest,
+    limiter: ByteLimiter,
+    step: int | None,
+    tell: Callable[[Progress], None] = lambda _: None,
 ) -> VerifyReport:
     """Check every file that a manifest names, and the notes beside them."""
     todo = deque(_checks(storage, name, manifest))
     files, total, nbytes = len(todo), 0, threading.Lock()
+    most = sum(check.most for check in todo)
     problems: list[Problem] = []
 
     def worker() -> None:
@@ -128,6 +140,7 @@ async def check(
                 found, size = _wrong(storage, check)
             with nbytes:
                 total += size
+                tell(Progress(bytes_done=total, bytes_total=most))
             problems.extend(found)
 
     await run_threads(storage.read_tasks, worker, todo.clear)

@@ -330,9 +330,9 @@ class CloudStorage:
         return sorted(name for name in found if "/" not in name)
 
     def tell_status(self, data: bytes) -> None:
-        """One put."""
+        """One put, for which nobody waits long."""
         self._held()
-        self.objects.put(STATUS, data)
+        self.objects.put(STATUS, data, seconds=self.status_seconds)
 
     def status(self) -> bytes | None:
         """One request."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from etils import epath
-
 from ckptmgr.errors import InvalidOption, NoSuchStep
 from ckptmgr.format.step import COMMIT_RECORD
 from ckptmgr.storage.base import Storage
@@ -86,7 +84,9 @@ def absolute(directory: str | os.PathLike[str]) -> str:
     text = os.fspath(directory)
     if not text or "\0" in text:
         raise InvalidOption("directory is empty" if not text else "directory holds a NUL")
-    return text if is_url(text) else os.path.abspath(str(epath.Path(text).expanduser()))
+    if is_url(text):
+        return text
+    return os.path.abspath(os.path.expanduser(text))
 
 
 def storage_of(

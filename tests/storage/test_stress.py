@@ -108,7 +108,7 @@ def test_replies_that_are_lost_are_no_failures_and_no_duplicates(s3: Store) -> N
     assert lost > COMMITS / 2
     store = storage_of(s3.url, s3.options)
     assert isinstance(store, CloudStorage)
-    keys = store.objects.keys("")
+    keys = store.objects.keys("step-")
     # Of each step its record, its manifest, its pack and the metadata of that; and no more.
     assert len(keys) == 4 * COMMITS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptmgr import InvalidOption, TreeMismatch
-from ckptmgr.tree.rules import by_globs, by_prefix, prefixes
+from ckptmgr.tree.globs import by_globs
+from ckptmgr.tree.rules import by_prefix, prefixes
 from tests.trees import Pair
 
 PATHS = ["params/a/kernel", "params/a/bias", "params/b", "paramsx", "opt/mu/a/kernel", "x[0]"]

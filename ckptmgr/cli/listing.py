@@ -1,0 +1,152 @@
+"""`ls`, `explain` and `gc`: which steps there are, and why they stay or go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from ckptmgr.cli import text
+from ckptmgr.cli.runs import Seen, lives, look, rules, verdict, writing
+from ckptmgr.cli.text import Column
+from ckptmgr.errors import InvalidOption
+from ckptmgr.notation import parse_retention
+from ckptmgr.status import Status, Work
+from ckptmgr.units import size
+
+_COLUMNS: Final = (
+    Column("step", right=True),
+    Column("state"),
+    Column("age", right=True, spare=1),
+    Column("size", right=True, spare=2),
+    Column("leaves", right=True, spare=5),
+    Column("metrics", spare=4),
+    Column("kept by", spare=3),
+)
+
+
+def ls(url: str, *, json: bool) -> None:
+    """Every step, the newest first, and the saves that are on their way."""
+    seen = look(url)
+    now, steps, damaged = time.time(), seen.catalog.steps, seen.catalog.damaged
+    keep = rules(seen, None)
+    kept = verdict(steps, keep).kept if keep else {}
+    works = saving(seen.status)
+    if json:
+        text.say_json(_as_json(seen, works, kept))
+        return
+    rows_of: dict[int, tuple[str, ...]] = {}
+    for step, info in steps.items():
+        state = "pinned" if info.pinned else "committed"
+        why = ", ".join(kept.get(step, ())) or ("no rule" if keep else "")
+        rows_of[step] = (
+            str(step),
+            state,
+            text.age(info.time, now),
+            size(info.nbytes),
+            str(info.leaves),
+            text.values(info.metrics),
+            why,
+        )
+    for step, what in damaged.items():
+        rows_of[step] = (str(step), "DAMAGED", "", "", "", "", what)
+    rows = [
+        *(_work(work) for work in works),
+        *(rows_of[step] for step in sorted(rows_of, reverse=True)),
+        *(("", "set aside", "", "", "", "", name) for name in seen.aside),
+    ]
+    text.say(text.table(_COLUMNS, rows) if rows else "no step is committed yet")
+
+
+def _as_json(
+    seen: Seen, works: tuple[Work, ...], kept: Mapping[int, tuple[str, ...]]
+) -> dict[str, object]:
+    rows: list[dict[str, object]] = [
+        {
+            "step": step,
+            "state": "committed",
+            "time": info.time,
+            "nbytes": info.nbytes,
+            "leaves": info.leaves,
+            "metrics": info.metrics,
+            "metadata": info.metadata,
+            "pinned": info.pinned,
+            "kept": kept.get(step),
+            "path": info.path,
+        }
+        for step, info in sorted(seen.catalog.steps.items(), reverse=True)
+    ]
+    damaged = seen.catalog.damaged
+    rows += [{"step": step, "state": "damaged", "why": why} for step, why in damaged.items()]
+    rows += [{"step": None, "state": "set aside", "path": name} for name in seen.aside]
+    running = [{**_fields(work), "state": work.state.lower()} for work in works]
+    return {"run": seen.storage.root, "saving": running, "steps": rows}
+
+
+def _fields(work: Work) -> dict[str, object]:
+    return {name: getattr(work, name) for name in work.__struct_fields__}
+
+
+def saving(status: Status | None) -> tuple[Work, ...]:
+    """The saves that are on their way, as far as the writer is known to live."""
+    if status is None or lives(status) is False:
+        return ()
+    return tuple(work for work in status.works if work.state != "READING")
+
+
+def _work(work: Work) -> tuple[str, ...]:
+    part = work.bytes_done / work.bytes_total if work.bytes_total else 0.0
+    state = work.state.lower() if work.state != "WRITING" else f"{text.bar(part, 10)} {part:.0%}"
+    step = "" if work.step is None else str(work.step)
+    return (step, state, "", size(work.bytes_total) if work.bytes_total else "", "", "", "")
+
+
+def explain(url: str, keep: str | None, *, json: bool) -> None:
+    """Why each step stays, and why each that is gone was deleted, by the writer's rules."""
+    seen = look(url)
+    rule = rules(seen, keep)
+    if rule is None:
+        raise InvalidOption(
+            "the rules of this run are not known: give them, as in --keep 'KeepLast(3)'",
+            file=url,
+        )
+    found = verdict(seen.catalog.steps, rule)
+    gone = seen.status.deleted if seen.status else {}
+    if json:
+        text.say_json(
+            {"keep": repr(rule), "kept": found.kept, "goes": found.deleted, "deleted": gone}
+        )
+        return
+    text.say([f"rules: {rule!r}", *_fates(found.kept, found.deleted, "would go: ")])
+    text.say(f"{step:>10}  deleted: {why}" for step, why in sorted(gone.items(), reverse=True))
+
+
+def _fates(kept: object, deleted: object, goes: str) -> Iterator[str]:
+    assert isinstance(kept, dict)
+    assert isinstance(deleted, dict)
+    for step in sorted({*kept, *deleted}, reverse=True):
+        why = f"kept: {', '.join(kept[step])}" if step in kept else f"{goes}{deleted[step]}"
+        yield f"{step:>10}  {why}"
+
+
+def gc(url: str, keep: str, *, dry_run: bool, json: bool) -> None:
+    """Delete what the rules do not keep; with `dry_run` only say what that is."""
+    rule = parse_retention(keep)
+    if dry_run:
+        seen = look(url)
+        found = verdict(seen.catalog.steps, rule)
+        gone: Iterable[int] = found.deleted
+        freed = sum(info.nbytes for step, info in seen.catalog.steps.items() if step in gone)
+        lines = [*_fates(found.kept, found.deleted, "goes: "), f"would free {size(freed)}"]
+    else:
+        with writing(url, rule) as seen:
+            before = dict(seen.catalog.steps)
+            seen.catalog.retain()
+            gone = before.keys() - seen.catalog.steps.keys()
+            freed = sum(before[step].nbytes for step in gone)
+            lines = [f"{step:>10}  deleted" for step in sorted(gone, reverse=True)]
+            lines.append(f"freed {size(freed)}")
+    if json:
+        text.say_json({"keep": repr(rule), "deleted": sorted(gone), "nbytes": freed})
+    else:
+        text.say(lines)
