@@ -57,10 +57,10 @@ class CheckpointError(Exception):
             )
             if value is not None
         ]
-        return _printable(f"{self.message} [{', '.join(about)}]" if about else self.message)
+        return printable(f"{self.message} [{', '.join(about)}]" if about else self.message)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text with what a terminal would obey, or hide, written out."""
     if text.isprintable():
         return text

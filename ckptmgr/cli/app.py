@@ -7,13 +7,13 @@ reached. 2: it was asked for in a wrong way. 3: the answer is no: `verify` found
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated, Final
 
 import typer
 from absl import logging
 
+from ckptmgr.cli.text import NobodyReads
 from ckptmgr.errors import CheckpointError, InvalidOption
 
 FAILED: Final = 1
@@ -45,18 +45,14 @@ Keep = Annotated[
 
 def run(arguments: list[str]) -> int:
     """Run a command; its exit code."""
-    logging.use_absl_handler()
     logging.set_verbosity(logging.ERROR)  # what matters of a run is in what is printed
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="ckptmgr")
-        sys.stdout.flush()
     except InvalidOption as error:
         return _refused(error, USAGE)
     except CheckpointError as error:
         return _refused(error, FAILED)
-    except BrokenPipeError:
-        # Nobody reads, and the interpreter must not find that out once more as it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except NobodyReads:
         return PIPE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

@@ -111,6 +111,8 @@ def _measured(sides: Sequence[Side], changes: list[Change], read: set[str]) -> l
     """The changes with the differences of those leaves; a rechunked one that is equal is none."""
     found: dict[str, Change | None] = {}
     todo = [change for change in changes if change.path in read]
+    kinds = [{x.path for x in side.manifest.leaves if leaves.is_array(x)} for side in sides]
+    numeric = kinds[0] & kinds[1]
     sizes = {leaf.path: leaves.nbytes(leaf) for side in sides for leaf in side.manifest.leaves}
     while todo:
         batch, nbytes = [todo.pop()], 0
@@ -119,31 +121,26 @@ def _measured(sides: Sequence[Side], changes: list[Change], read: set[str]) -> l
             batch.append(todo.pop())
         arrays = [values_of(side, {change.path for change in batch}) for side in sides]
         for change in batch:
-            found[change.path] = _difference(change, *(side[change.path] for side in arrays))
+            old, new = (side[change.path] for side in arrays)
+            numbers = change.path in numeric
+            found[change.path] = _difference(change, old, new, numbers=numbers)
     kept = (found.get(change.path, change) for change in changes)
     return [change for change in kept if change is not None]
 
 
 def _difference(
-    change: Change, old: Sequence[np.ndarray], new: Sequence[np.ndarray]
+    change: Change, old: Sequence[np.ndarray], new: Sequence[np.ndarray], *, numbers: bool
 ) -> Change | None:
     pairs = list(zip(old, new, strict=False))
     if change.kind == "rechunked":
         if all(a.tobytes() == b.tobytes() for a, b in pairs):
             return None
         change = change._replace(kind="changed")
-    comparable = len(old) == len(new) and all(
-        a.shape == b.shape and _is_numeric(a) and _is_numeric(b) for a, b in pairs
-    )
+    comparable = numbers and all(a.shape == b.shape for a, b in pairs)
     if not comparable or not sum(a.size for a, _ in pairs):
         return change
     apart = np.concatenate([np.abs(_wide(a) - _wide(b)).reshape(-1) for a, b in pairs])
     return change._replace(largest=float(apart.max()), mean=float(apart.mean()))
-
-
-def _is_numeric(array: np.ndarray) -> bool:
-    name = zarr.NAMES.get(array.dtype, "")
-    return name != "" and "datetime" not in name and "timedelta" not in name
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

@@ -13,6 +13,11 @@ def nbytes(leaf: LeafEntry) -> int:
     return sum(array.nbytes for array in leaf.arrays)
 
 
+def is_array(leaf: LeafEntry) -> bool:
+    """Whether it is an array, and no other thing that is stored as one."""
+    return leaf.handler in ("jax.Array", "numpy.ndarray", "numpy.generic") and leaf.value is None
+
+
 def kind(leaf: LeafEntry) -> str:
     """For example `float32[768, 3072]`, `int 7`, `jax.random.key threefry2x32`."""
     if leaf.handler == "python":
@@ -21,7 +26,7 @@ def kind(leaf: LeafEntry) -> str:
     arrays = " + ".join(
         f"{array.name and array.name + ' '}{_array(array)}" for array in leaf.arrays
     )
-    if leaf.handler in ("jax.Array", "numpy.ndarray", "numpy.generic"):
+    if is_array(leaf):
         return arrays
     said = f" {leaf.value}" if isinstance(leaf.value, str) else ""
     return f"{leaf.handler}{said}{' of ' + arrays if arrays and not said else ''}"

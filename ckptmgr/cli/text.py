@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from ckptmgr.errors import printable
 from ckptmgr.units import span
 
 _GAP: Final = "  "
@@ -52,31 +55,54 @@ def cut(line: str, room: int) -> str:
     return line if not room or len(line) <= room else f"{line[: room - 1]}…"
 
 
+class NobodyReads(Exception):
+    """Whoever was to read what is printed has gone."""
+
+
 def say(lines: str | Iterable[str]) -> None:
-    """Print, all at once."""
-    text = lines if isinstance(lines, str) else "\n".join(lines)
+    """Print, all at once; what a name holds that a terminal would obey is written out."""
+    each = [lines] if isinstance(lines, str) else lines
+    text = "\n".join(printable(line).replace("\n", "\\n") for line in each)
     if text:
-        sys.stdout.write(f"{text}\n")
+        write(f"{text}\n")
+
+
+def write(text: str) -> None:
+    """Print text.
+
+    Raises:
+      NobodyReads: nobody does. No OSError: with that click would exit by a code of its own.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        # The interpreter must not find that out once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise NobodyReads from error
 
 
 def say_json(value: object) -> None:
     """Print a value as one line of JSON; nan and inf are text there, as JSON knows neither."""
-    sys.stdout.write(msgspec.json.encode(_plain(value)).decode() + "\n")
+    write(msgspec.json.encode(_plain(value)).decode() + "\n")
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, float) and value - value != 0.0:
-        return str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _plain(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return _plain(value._asdict())
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    return value
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    assert isinstance(value, list | tuple | set | frozenset), value
+    return [_plain(item) for item in value]
 
 
 def age(then: float, now: float) -> str:

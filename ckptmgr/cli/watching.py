@@ -32,7 +32,6 @@ def watch(url: str, *, once: bool, json: bool) -> None:
                 text.say_json(status and {**as_dict(status), "bytes_per_second": speed})
             else:
                 text.say(lines(status, speed, time.time()))
-            sys.stdout.flush()
         if once:
             return
         former = status

@@ -126,11 +126,11 @@ async def check(
     """Check every file that a manifest names, and the notes beside them."""
     todo = deque(_checks(storage, name, manifest))
     files, total, nbytes = len(todo), 0, threading.Lock()
-    most = sum(check.most for check in todo)
+    most, done = sum(check.most for check in todo if check.whole is None), 0
     problems: list[Problem] = []
 
     def worker() -> None:
-        nonlocal total
+        nonlocal total, done
         while True:
             try:
                 check = todo.popleft()
@@ -140,7 +140,8 @@ async def check(
                 found, size = _wrong(storage, check)
             with nbytes:
                 total += size
-                tell(Progress(bytes_done=total, bytes_total=most))
+                done += check.most if check.whole is None else 0
+                tell(Progress(bytes_done=done, bytes_total=most))
             problems.extend(found)
 
     await run_threads(storage.read_tasks, worker, todo.clear)
