@@ -52,7 +52,7 @@ def _parse(text: str, kinds: Iterable[type[R]], example: str) -> R:
     try:
         if len(text) > _LONGEST:
             raise SyntaxError("it is too long")  # noqa: TRY301  # told as any other fault of it
-        found = _rule(ast.parse(text.strip(), mode="eval").body, known)
+        found = _rule(ast.parse(text.replace("\n", " ").strip(), mode="eval").body, known)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         said = getattr(error, "msg", None) or error
         raise InvalidOption(

@@ -64,7 +64,7 @@ class Bars:
         for future in futures:
             done = future.progress
             if future not in self._tasks:
-                self._tasks[future] = self._progress.add_task(what(future))
+                self._tasks[future] = self._progress.add_task(what(future), total=None)
             self._progress.update(
                 self._tasks[future], completed=done.bytes_done, total=done.bytes_total or None
             )

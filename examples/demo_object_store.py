@@ -33,7 +33,7 @@ def trainer(machine: Path, run: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "examples.train_gpt", f"--run={run}"]
     command += [f"--result={machine}/run.json"]
     if run.startswith("s3:"):
-        command.append(f"--store={ROOT}/configs/object_store.toml")
+        command.append(f"--config={ROOT}/configs/object_store.toml")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=machine, env=environment, stdout=subprocess.PIPE, text=True

@@ -1,7 +1,7 @@
 """A small decoder-only transformer on English text that saves itself and resumes by itself.
 
     python -m examples.train_gpt --run=RUN
-    python -m examples.train_gpt --run=s3://bucket/run --store=configs/object_store.toml
+    python -m examples.train_gpt --run=s3://bucket/run --config=configs/object_store.toml
 
 Bytes are tokens; the text is what Python's own documentation says about the language.
 Kill it whenever you like and start it again: it goes on where it was, and ends bit for
@@ -15,7 +15,7 @@ import math
 import pydoc_data.topics
 import statistics
 import time
-import tomllib
+from pathlib import Path
 from typing import TypeAlias
 
 import jax
@@ -26,10 +26,11 @@ from absl import app, flags, logging
 from rich.console import Console
 from rich.table import Table
 
-from ckptmgr import CheckpointManager, Every, KeepBest, KeepEvery, KeepLast, ObjectStore
+from ckptmgr import CheckpointManager, Every, KeepBest, KeepEvery, KeepLast
 
 RUN = flags.DEFINE_string("run", None, "the directory or URL of the run", required=True)
-STORE = flags.DEFINE_string("store", None, "a TOML file that says how to reach an object store")
+LOCAL = str(Path(__file__).parents[1] / "configs" / "local.toml")
+CONFIG = flags.DEFINE_string("config", LOCAL, "a TOML file of the manager's options")
 STEPS = flags.DEFINE_integer("steps", 120, "how many updates to do")
 EVERY = flags.DEFINE_integer("every", 10, "how many updates between checkpoints")
 RESULT = flags.DEFINE_string("result", None, "where to write the losses as JSON")
@@ -106,14 +107,6 @@ def train_step(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:
     return {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}, loss
 
 
-def store_of(file: str | None) -> ObjectStore | None:
-    """The options of an object store that a file gives."""
-    if file is None:
-        return None
-    with open(file, "rb") as opened:
-        return ObjectStore(**tomllib.load(opened)["storage"])
-
-
 class Timing:
     """When a save let the trainer go on, and when it was durable, in ms since it began."""
 
@@ -135,8 +128,10 @@ def main(_: list[str]) -> None:
     keep = KeepLast(2) | KeepEvery(steps=5 * EVERY.value) | KeepBest("loss", mode="min")
     saves: list[Timing] = []
     losses: dict[int, str] = {}
-    when, store = Every(steps=EVERY.value), store_of(STORE.value)
-    with CheckpointManager(RUN.value, when=when, keep=keep, storage=store) as manager:
+    when = Every(steps=EVERY.value)
+    with CheckpointManager.from_config(
+        CONFIG.value, directory=RUN.value, when=when, keep=keep
+    ) as manager:
         step, state = manager.resume(state)
         first = step
         print(f"resumed at step {step}" if step else "started from nothing", flush=True)

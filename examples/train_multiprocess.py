@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -26,7 +27,7 @@ import optax
 from absl import app, flags, logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ckptmgr import CheckpointManager, Coordinator, Every, KeepLast, OnPreemption, key_paths
+from ckptmgr import CheckpointManager, key_paths
 
 RUN = flags.DEFINE_string("run", None, "the directory of the run", required=True)
 PROCESSES = flags.DEFINE_integer("processes", 2, "how many processes: 1, 2 or 4")
@@ -36,6 +37,7 @@ PORT = flags.DEFINE_integer("port", None, "where process 0 listens")
 
 DEVICES, WIDTH, HIDDEN, BATCH = 4, 256, 4096, 32
 OPTIMIZER = optax.adam(1e-3)
+CONFIG = Path(__file__).parents[1] / "configs" / "multiprocess.toml"
 SPLIT: Final = PartitionSpec("devices")
 State = dict[str, Any]
 
@@ -115,10 +117,7 @@ def train() -> None:
     places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), split)
     state: State = jax.jit(init, out_shardings=places)(jax.random.key(0))
     step_fn, batches = train_step(mesh, split), NamedSharding(mesh, SPLIT)
-    when = Every(steps=5) | OnPreemption()
-    with CheckpointManager(
-        RUN.value, when=when, keep=KeepLast(2), coordinator=Coordinator(timeout=60)
-    ) as manager:
+    with CheckpointManager.from_config(CONFIG, directory=RUN.value) as manager:
         step, state = manager.resume(state)
         tell(f"{jax.process_count()} processes: {'resumed' if step else 'started'} at step {step}")
         while step < STEPS.value and not manager.preempted:

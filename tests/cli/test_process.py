@@ -17,6 +17,7 @@ import ckptmgr
 from tests.cli.conftest import Shell
 from tests.storage.servers import Store
 
+NAMES = ("ls", "show", "diff", "verify", "explain", "gc", "pin", "unpin", "annotate", "rm", "watch")
 COMMAND = [sys.executable, "-m", "ckptmgr.cli"]
 
 
