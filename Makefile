@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test check demo demo-multiprocess demo-object-store test-stores test-ceph bench bench-full test-faults fuzz soak clean
+.PHONY: setup test check demo demo-multiprocess demo-object-store examples notebook docs test-stores test-ceph bench bench-full test-faults fuzz soak clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,25 @@ demo-multiprocess: $(STAMP)
 
 demo-object-store: $(STAMP)
 	$(BIN)/python -m examples.demo_object_store
+
+# Two calls: the second goes on where the first one ended.
+TRAINERS := train_linen train_nnx train_equinox train_iterator train_asyncio
+OTHERS := warm_start evaluate sweep
+
+$(TRAINERS:%=example-%): example-%: $(STAMP)
+	run=$$(mktemp -d) && $(BIN)/python -m examples.$* --run=$$run/run --steps=20 && \
+	$(BIN)/python -m examples.$* --run=$$run/run --steps=40 && rm -r $$run
+
+$(OTHERS:%=example-%): example-%: $(STAMP)
+	run=$$(mktemp -d) && $(BIN)/python -m examples.$* --run=$$run/run && rm -r $$run
+
+examples: $(TRAINERS:%=example-%) $(OTHERS:%=example-%)
+
+notebook: $(STAMP)
+	$(BIN)/jupyter execute examples/tour.ipynb
+
+docs: $(STAMP)
+	$(BIN)/python docs/api.py
 
 test-stores: $(STAMP)
 	CKPTMGR_STORES=all $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/storage

@@ -109,6 +109,7 @@ class StepDeleted(Event):
 
     why: str
     seconds: float
+    level: ClassVar[int] = logging.DEBUG
 
     def durations(self) -> Mapping[str, float]:
         """The time it took."""

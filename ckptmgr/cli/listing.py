@@ -31,7 +31,7 @@ def ls(url: str, *, json: bool) -> None:
     now, steps, damaged = time.time(), seen.catalog.steps, seen.catalog.damaged
     keep = rules(seen, None)
     kept = verdict(steps, keep).kept if keep else {}
-    works = saving(seen.status)
+    works = tuple(work for work in saving(seen.status) if work.step not in steps)
     if json:
         text.say_json(_as_json(seen, works, kept))
         return
