@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import Protocol, Self
 
 import anyio.to_thread
 
@@ -15,13 +14,20 @@ from ckptmgr.run import Run
 from ckptmgr.service import END_SECONDS, INTERRUPTED_SECONDS
 
 
+class _Finalizer(Protocol):
+    """What ends a manager that nobody holds any more."""
+
+    def detach(self) -> object:
+        """It is not needed any more."""
+
+
 class Life(Run):
     """The ending half of a CheckpointManager, which makes what this ends."""
 
     _failures: Failures
     _preemption: Preemption
     _events: Events
-    _end: weakref.finalize[Any, Any]
+    _end: _Finalizer
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until every save so far is committed or has failed.

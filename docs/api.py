@@ -16,6 +16,10 @@ def main() -> None:
     # pdoc looks only at what a module has, and names are imported as they are used.
     vars(ckptmgr).update({name: getattr(ckptmgr, name) for name in ckptmgr.__all__})
     warnings.simplefilter("error", UserWarning)
+    # What NumpyStruct inherits of jax names what only jax's stubs have, and the constructor of
+    # a NamedTuple does not know its module.
+    for what in (r"jax\.ShapeDtypeStruct", r"ckptmgr\.Encoded\.__init__"):
+        warnings.filterwarnings("ignore", message=rf".* for {what}")
     pdoc.render.configure(docformat="google", show_source=False)
     output = Path(sys.argv[1] if len(sys.argv) > 1 else "results/api")
     pdoc.pdoc("ckptmgr", "ckptmgr.colocated", output_directory=output)
