@@ -42,7 +42,22 @@ $(TRAINERS:%=example-%): example-%: $(STAMP)
 $(OTHERS:%=example-%): example-%: $(STAMP)
 	run=$$(mktemp -d) && $(BIN)/python -m examples.$* --run=$$run/run && rm -r $$run
 
-examples: $(TRAINERS:%=example-%) $(OTHERS:%=example-%)
+example-train_gpt: $(STAMP)
+	run=$$(mktemp -d) && $(BIN)/python -m examples.train_gpt --run=$$run/run && rm -r $$run
+
+example-train_sharded: $(STAMP)
+	export JAX_NUM_CPU_DEVICES=8 run=$$(mktemp -d) && \
+	$(BIN)/python -m examples.train_sharded --run=$$run/run --mesh=4x2 && \
+	$(BIN)/python -m examples.train_sharded --run=$$run/run --mesh=2x4 && rm -r $$run
+
+example-train_multiprocess: $(STAMP)
+	run=$$(mktemp -d) && \
+	$(BIN)/python -m examples.train_multiprocess --run=$$run/run --processes=2 --steps=20 && \
+	$(BIN)/python -m examples.train_multiprocess --run=$$run/run --processes=4 --steps=40 && rm -r $$run
+
+MORE := train_gpt train_sharded train_multiprocess
+
+examples: $(TRAINERS:%=example-%) $(OTHERS:%=example-%) $(MORE:%=example-%)
 
 notebook: $(STAMP)
 	$(BIN)/jupyter execute examples/tour.ipynb

@@ -17,11 +17,13 @@ class Callbacks:
         """Run the callbacks of a future."""
         thread = threading.Thread(target=callbacks, name="ckptmgr callbacks", daemon=True)
         with self._mutex:
-            self._threads = [*(t for t in self._threads if t.is_alive()), thread]
             thread.start()
+            self._threads = [*(t for t in self._threads if t.is_alive()), thread]
 
     def join(self, seconds: float) -> None:
         """Wait for each that still runs, so long at the most."""
-        for thread in self._threads:
+        with self._mutex:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(seconds)

@@ -218,7 +218,7 @@ class Catalog:
         """Why each step there is is kept, and why each that is gone was deleted."""
         held = dict.fromkeys(self._held & self._steps.keys(), "being read or held")
         verdict = decide(self._keep, self._steps, {**held, **self._pinned()})
-        return Verdict(verdict.kept, dict(self._deleted))
+        return Verdict(verdict.kept, {**self._deleted, **verdict.deleted})
 
     def follow(self) -> None:
         """Let go of the steps that another process has deleted."""
@@ -232,6 +232,8 @@ class Catalog:
                 {s: noted(self._storage, step_name(s), info) for s, info in self._steps.items()}
             )
             self._held.clear()
+            for doubt in self._keep.doubts(self._steps):
+                logging.log_first_n(logging.WARNING, "retention: %s", 1, doubt)
             for step, why in self.verdict().deleted.items():
                 try:
                     self.delete(step, why)

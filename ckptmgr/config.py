@@ -90,7 +90,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise MissingFile("there is no such configuration", file=path) from error
     except OSError as error:
         raise StorageError(f"cannot be read: {error.strerror}", file=path) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidOption(f"this is no TOML: {error}", file=path) from error
     return _arguments(table, path)
 

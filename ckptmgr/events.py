@@ -7,6 +7,8 @@ logged, and nothing waits for it but the end of `close()`, and that not for long
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import ClassVar, Final, Literal
 from absl import logging
 
 from ckptmgr.errors import CheckpointError
-from ckptmgr.units import size, span
+from ckptmgr.units import leaves, size, span
 
 _END_SECONDS: Final = 5.0
 
@@ -46,7 +48,7 @@ class SaveStarted(Event):
     level: ClassVar[int] = logging.DEBUG
 
     def __str__(self) -> str:
-        return f"step {self.step}: saving {size(self.nbytes)} in {self.leaves} leaves"
+        return f"step {self.step}: saving {size(self.nbytes)} in {leaves(self.leaves)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class SaveCommitted(Event):
 
     def __str__(self) -> str:
         return (
-            f"step {self.step}: committed {size(self.nbytes)} in {self.leaves} leaves after "
+            f"step {self.step}: committed {size(self.nbytes)} in {leaves(self.leaves)} after "
             f"{span(self.seconds)}, {span(self.stall)} of them in save()"
         )
 
@@ -171,7 +173,7 @@ class RestoreFinished(Event):
 
     def __str__(self) -> str:
         return (
-            f"step {self.step}: restored {size(self.nbytes)} in {self.leaves} leaves in "
+            f"step {self.step}: restored {size(self.nbytes)} in {leaves(self.leaves)} in "
             f"{span(self.seconds)}"
         )
 
@@ -232,33 +234,34 @@ class Events:
         self._measure = measure
         self._observers = observers
         self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # the manager's finalizer may come while it is held
         self._thread: threading.Thread | None = None
+        if listener is not None:
+            atexit.register(self.close)  # before the service's, which so comes first at exit
 
     def tell(self, event: Event) -> None:
-        """This happened."""
-        logging.log(event.level, "%s", event)
-        try:
-            for name, seconds in event.durations().items():
-                self._measure(f"/ckptmgr/{name}", seconds)
-            for observer in self._observers:
-                observer(event)
-        except Exception:  # noqa: BLE001  # jax.monitoring calls functions of the trainer's
-            logging.exception("an observer failed for %s", event)
+        """This happened. Whatever fails of those who are told, nothing is raised."""
+        _guarded(event, logging.log, event.level, "%s", event)
+        for name, seconds in event.durations().items():
+            _guarded(event, self._measure, f"/ckptmgr/{name}", seconds)
+        for observer in self._observers:
+            _guarded(event, observer, event)
         if self._listener is not None:
-            self._hand_on(event, self._listener)
+            _guarded(event, self._hand_on, event, self._listener)
 
     def _hand_on(self, event: Event, listener: Callable[[Event], object]) -> None:
         with self._mutex:
+            self._waiting.put(event)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, args=(listener,), name="ckptmgr events", daemon=True
                 )
-                self._thread.start()
-            self._waiting.put(event)
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """Wait until all was told, a few seconds at the most."""
+        atexit.unregister(self.close)
         with self._mutex:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -272,3 +275,12 @@ class Events:
                 listener(event)
             except BaseException:  # noqa: BLE001  # of the trainer's function, whatever it is
                 logging.exception("on_event failed for %s", event)
+
+
+def _guarded(event: Event, call: Callable[..., object], *arguments: object) -> None:
+    """Call handlers of logs, listeners of jax.monitoring, and observers: code of the trainer's."""
+    try:
+        call(*arguments)
+    except Exception:  # noqa: BLE001  # it is told, if that can be done
+        with contextlib.suppress(Exception):
+            logging.exception("an observer failed for %s", event)

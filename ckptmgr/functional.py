@@ -31,6 +31,8 @@ from ckptmgr.events import Event, Events, SaveFailed
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
+from ckptmgr.interop.reader import ForeignReader
+from ckptmgr.interop.recognise import foreign_path, open_foreign
 from ckptmgr.jobs import SaveJob, unplanned
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, pack_size
@@ -50,6 +52,7 @@ from ckptmgr.retention import KeepAll
 from ckptmgr.saver import Saver
 from ckptmgr.service import Service
 from ckptmgr.storage.base import Storage
+from ckptmgr.storage.local import LocalStorage
 from ckptmgr.storage.url import ObjectStore, at, parent
 from ckptmgr.tree.handlers import Handler
 from ckptmgr.tree.per_process import Processes
@@ -184,6 +187,9 @@ def load(  # each on its own
 ) -> Any:  # a tree of the caller's own types
     """Load the tree at `path`, a checkpoint or a run's newest step; blocks until it is there.
 
+    Of other libraries it reads what Orbax, jax's pytree_serialization, eformer, safetensors and
+    flax's msgpack have written, as it recognises it; those have no digests to check.
+
     Arguments and errors are those of `CheckpointManager.restore`.
     """
     future = load_async(
@@ -211,7 +217,8 @@ def load_async(  # as load
     **options: Unpack[LoadOptions],
 ) -> LoadFuture:
     """As `load`, but returns at once a future of the tree."""
-    store, name = at(path, storage)
+    theirs = foreign_path(path)
+    store, name = (LocalStorage(theirs), "") if theirs else at(path, storage)
     request = make_request(like, **options)
     if request.broadcast:
         raise InvalidOption("broadcast is a manager's: CheckpointManager(...).restore()")
@@ -220,6 +227,10 @@ def load_async(  # as load
     future = LoadFuture(None, service.dispatch)
 
     async def work() -> object:
+        if theirs:
+            found = await anyio.to_thread.run_sync(open_foreign, theirs)
+            reader = ForeignReader(found, limit)
+            return await restore.assembled(found.manifest, reader, request, registry, future)
         run = Catalog(store, KeepAll())
         while True:
             future.step, chosen = await anyio.to_thread.run_sync(_newest, name, run)

@@ -168,9 +168,8 @@ class CheckpointManager(Life):
         )
         reporter.look = self._service.futures
         # A manager that nobody holds any more finishes its saves and lets the directory go.
-        self._end = weakref.finalize(self, self._service.close_quietly)
-        self._end.atexit = False  # the service sees to that itself, before jax goes
-        weakref.finalize(self, self._events.close)
+        self._end = weakref.finalize(self, _finish, self._service, self._events)
+        self._end.atexit = False  # both see to that themselves, before jax goes
         if self._listens:
             self._preemption.listen()
         self._forced: Counter[int] = Counter()
@@ -195,7 +194,11 @@ class CheckpointManager(Life):
         found = {**read_config(path), **options}
         if "directory" not in found:
             raise InvalidOption("it names no directory, and none is given beside it", file=path)
-        return cls(found.pop("directory"), **found)
+        try:
+            return cls(found.pop("directory"), **found)
+        except InvalidOption as error:
+            error.file = error.file or os.fspath(path)
+            raise
 
     # Saving
 
@@ -365,3 +368,9 @@ class CheckpointManager(Life):
     def __repr__(self) -> str:
         """For example `<CheckpointManager /runs/a>`."""
         return f"<{type(self).__name__} {self._storage.root}>"
+
+
+def _finish(service: Service, events: Events) -> None:
+    """End what a manager has begun that nobody holds any more."""
+    service.close_quietly()
+    events.close()

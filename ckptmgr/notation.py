@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
@@ -52,8 +53,9 @@ def _parse(text: str, kinds: Iterable[type[R]], example: str) -> R:
     try:
         if len(text) > _LONGEST:
             raise SyntaxError("it is too long")  # noqa: TRY301  # told as any other fault of it
-        found = _rule(ast.parse(text.replace("\n", " ").strip(), mode="eval").body, known)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # In brackets a rule may have several lines, and comments.
+        found = _rule(ast.parse(f"(\n{text}\n)", mode="eval").body, known)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         said = getattr(error, "msg", None) or error
         raise InvalidOption(
             f"{text!r} cannot be read: {said}; a rule is written like {example!r}, of "
@@ -85,8 +87,10 @@ def _rule(node: ast.expr, known: dict[str, type[R]]) -> R:
 
 
 def _literal(node: ast.expr) -> object:
+    if isinstance(node, ast.Name) and node.id == "inf":
+        return math.inf
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         said = ast.unparse(node)
         raise SyntaxError(f"{said} is no number or text, and no list or set of them") from error

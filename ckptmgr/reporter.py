@@ -20,11 +20,11 @@ from ckptmgr.errors import CheckpointError
 from ckptmgr.events import Closed, Event, RestoreStarted, SaveStarted
 from ckptmgr.future import CheckpointFuture
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.status import Board, Status, noted, work
+from ckptmgr.status import Board, Status, after, noted, read_status, work
 from ckptmgr.storage.base import Storage
 
 _LOOK_SECONDS: Final = 0.1
-_END_SECONDS: Final = 5.0
+_END_SECONDS: Final = 2.0
 
 
 class Display(Protocol):
@@ -48,7 +48,8 @@ class StatusFile:
         self._keep = keep
         self._limiter = limiter
         self._board = Board()
-        self._mutex = threading.Lock()
+        self._former: Board | None = None  # what the manager before this one has said
+        self._mutex = threading.RLock()  # a finalizer may come while it is held
         self._written = -float("inf")
         self.owed = False  # whether it would say something else by now
 
@@ -66,7 +67,9 @@ class StatusFile:
     def write(self, futures: Sequence[CheckpointFuture[Any]], *, closed: bool = False) -> None:
         """Write it; where that cannot be done, which may say nothing of a step, it is logged."""
         self.owed = bool(futures)  # before the look: what comes after it is owed
-        usage, board = self._limiter.statistics(), self._board
+        if self._former is None:
+            self._former = _former(self._storage)
+        usage, board = self._limiter.statistics(), after(self._former, self._board)
         status = Status(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -88,6 +91,17 @@ class StatusFile:
             logging.log_first_n(logging.WARNING, "the status is not written: %s", 3, error)
 
 
+def _former(storage: Storage) -> Board:
+    """What the run was last said to have done."""
+    try:
+        status = read_status(storage)
+    except CheckpointError:
+        status = None
+    if status is None:
+        return Board()
+    return Board(status.saved, status.failed, tuple(status.deleted.items()))
+
+
 class Reporter:
     """Shows the works of one manager, from the first that starts to `Closed`.
 
@@ -103,7 +117,7 @@ class Reporter:
         self.look: Callable[[], Sequence[CheckpointFuture[Any]]] = tuple
         self._status = status
         self._display = display
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a finalizer may come while it is held
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -114,27 +128,29 @@ class Reporter:
             self._status.note(event)
         if isinstance(event, Closed):
             self._close()
-            return
-        if isinstance(event, SaveStarted | RestoreStarted):
-            with self._mutex:
-                if self._thread is None and not self._closing.is_set():
-                    self._thread = threading.Thread(
-                        target=self._run, name="ckptmgr reporter", daemon=True
-                    )
-                    self._thread.start()
-        self._wake.set()
+        elif self._status is not None or self._display is not None:
+            if isinstance(event, SaveStarted | RestoreStarted):
+                self._start()
+            self._wake.set()
+
+    def _start(self) -> None:
+        with self._mutex:
+            if self._thread is None and not self._closing.is_set():
+                thread = threading.Thread(target=self._run, name="ckptmgr reporter", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _close(self) -> None:
-        """Say last that the manager has ended, if it ever began; the run is still its own."""
+        """Have said last that the manager has ended, if it ever began; the run is still its own.
+
+        Not waited for for long: what is slow now must not keep the directory locked.
+        """
         self._closing.set()
         self._wake.set()
         with self._mutex:
             thread = self._thread
-        if thread is None:
-            return
-        thread.join(_END_SECONDS)
-        if self._status is not None:
-            self._status.write((), closed=True)
+        if thread is not None:
+            thread.join(_END_SECONDS)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -143,14 +159,23 @@ class Reporter:
             else:
                 self._wake.wait(self._status.due_in if self._status and self._status.owed else None)
                 self._wake.clear()
-        if self._display is not None:
-            self._display.show([])
+        self._show([])
+        if self._status is not None:
+            self._status.write((), closed=True)
 
     def _report(self) -> bool:
         """Show what there is; whether there is anything."""
         futures = [future for future in self.look() if not future.done()]
-        if self._display is not None:
-            self._display.show(futures)
+        self._show(futures)
         if self._status is not None and self._status.owed and not self._status.due_in:
             self._status.write(futures)
         return bool(futures)
+
+    def _show(self, futures: Sequence[CheckpointFuture[Any]]) -> None:
+        if self._display is None:
+            return
+        try:
+            self._display.show(futures)
+        except Exception:  # noqa: BLE001  # a terminal that has gone, say: the rest goes on
+            logging.exception("progress is shown no more")
+            self._display = None

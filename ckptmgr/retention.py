@@ -8,6 +8,7 @@ times. The newest step is kept whatever the rules say.
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,10 @@ class Retention(ABC):
         """Each step that is kept, with why."""
         return ((step, repr(self)) for step in self.keeps(steps))
 
+    def doubts(self, steps: Steps) -> Iterable[str]:
+        """What of this rule may be a mistake, by the steps there are."""
+        return ()
+
     def __or__(self, other: Retention) -> Retention:
         """Keep what one of the two keeps."""
         if not isinstance(other, Retention):
@@ -58,6 +63,10 @@ class AnyOf(Retention):
     def reasons(self, steps: Steps) -> Iterable[tuple[int, str]]:
         """The reasons of every rule."""
         return [reason for rule in self.rules for reason in rule.reasons(steps)]
+
+    def doubts(self, steps: Steps) -> Iterable[str]:
+        """Those of every rule."""
+        return [doubt for rule in self.rules for doubt in rule.doubts(steps)]
 
     def __repr__(self) -> str:
         """As it was written: `KeepLast(n=3) | KeepEvery(steps=1000)`."""
@@ -156,6 +165,12 @@ class KeepBest(Retention):
         """The n best."""
         return ranked(steps, self.metric, self.mode)[: self.n]
 
+    def doubts(self, steps: Steps) -> Iterable[str]:
+        """That no step has the metric, though they have others."""
+        names = {name for info in steps.values() for name in info.metrics}
+        if names and self.metric not in names:
+            yield f"no step has the metric {self.metric!r}; there are {', '.join(sorted(names))}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepWithin(Retention):
@@ -226,3 +241,5 @@ def _require(value: object, kind: type, what: str) -> None:
     if not isinstance(value, wanted) or isinstance(value, bool) or not value > 0:
         noun = "integer" if kind is int else "number"
         raise InvalidOption(f"{what} takes a positive {noun}, not {value!r}")
+    if kind is float and isinstance(value, int) and value > sys.float_info.max:
+        raise InvalidOption(f"{what} takes a number, and no float is as large as this one")

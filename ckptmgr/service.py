@@ -119,8 +119,8 @@ class Service:
             try:
                 take(job.planned.plan, job.planned.arrays, limiter, job.handover, borrow=borrow)
                 job.planned.arrays.clear()
-                job.handover.close()
                 job.stall = time.perf_counter() - job.began
+                job.handover.close()
             except BaseException as error:
                 self._withdraw(job, error)
                 raise
@@ -244,6 +244,8 @@ class Service:
         if os.getpid() != self._pid:
             return
         self.finish()
+        if self._thread is threading.current_thread():
+            return  # garbage collection called: this thread ends by itself, after what there is
         self._settle()
         late: list[int] = []
         try:
@@ -266,8 +268,6 @@ class Service:
         self._saver.given_up = True
         for future in self.futures():
             future.cancel()
-        if self._thread is threading.current_thread():
-            return  # garbage collection may call from the thread itself, which then ends by itself
         self._callbacks.join(_JOIN_SECONDS)
         if self._runs.acquire(timeout=_JOIN_SECONDS):
             self._runs.release()

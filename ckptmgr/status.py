@@ -21,7 +21,7 @@ _REMEMBERED: Final = 200  # deletions
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A save or a load on its way; `began` and every other time in seconds since the epoch."""
+    """A save or a load on its way, and how many of its bytes are done."""
 
     step: int | None
     state: str
@@ -30,7 +30,10 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The last step that was committed: how much it holds, what it took, when that was."""
+    """The last step that was committed: how much it holds, what it took, when that was.
+
+    `stall` and `seconds` in seconds, `time` in seconds since the epoch, like all times here.
+    """
 
     step: int | None
     nbytes: int
@@ -86,7 +89,7 @@ def read_status(storage: Storage) -> Status | None:
         return None
     try:
         return msgspec.json.decode(data, type=Status)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         logging.warning("the status of %s cannot be read: %s", storage.root, error)
         return None
 
@@ -111,6 +114,15 @@ def noted(board: Board, event: Event, now: float) -> Board:
         deleted = (*board.deleted, (event.step, event.why))[-_REMEMBERED:]
         return Board(board.saved, board.failed, deleted)
     return board
+
+
+def after(former: Board, board: Board) -> Board:
+    """What is known of a run by two managers, the later one's word last. Pure."""
+    return Board(
+        board.saved or former.saved,
+        board.failed or former.failed,
+        (*former.deleted, *board.deleted)[-_REMEMBERED:],
+    )
 
 
 def work(future: CheckpointFuture[Any]) -> Work:

@@ -66,7 +66,7 @@ class Steps:
         return self._look().find(parse_step(step))
 
     def explain(self) -> Verdict:
-        """Why each committed step is kept, and why each step this manager deleted was."""
+        """Why each committed step is kept; why each that this manager deleted, or will, is not."""
         return self._look().explain()
 
     def statistics(self) -> LimiterStatistics:

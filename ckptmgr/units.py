@@ -1,4 +1,4 @@
-"""Units: bytes and seconds as people read them."""
+"""Units: bytes, seconds and numbers of things as people read them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def span(seconds: float) -> str:
         if seconds >= worth:
             return f"{_short(seconds / worth)} {unit}"
     return f"{max(seconds, 0.0) * 1e3:.1f} ms"
+
+
+def count(number: int, what: str, plural: str | None = None) -> str:
+    """A number of things: `1 leaf`, `5 leaves`."""
+    return f"{number} {what if number == 1 else plural or what + 's'}"
+
+
+def leaves(number: int) -> str:
+    """A number of leaves."""
+    return count(number, "leaf", "leaves")
 
 
 def _short(value: float) -> str:

@@ -147,15 +147,15 @@ def test_an_observer_that_fails_harms_nothing(run: Path, caplog: pytest.LogCaptu
 
 def test_a_save_is_one_line_of_the_log(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     """At INFO; at WARNING a run in which all goes well says nothing."""
-    with caplog.at_level(logging.INFO), CheckpointManager(run) as manager:
+    with caplog.at_level(logging.INFO, "absl"), CheckpointManager(run) as manager:
         manager.save(1, TREE).result()
     (line,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.INFO]
     assert re.fullmatch(
-        r"step 1: committed 3\.2 MB in 1 leaves after [\d.]+ m?s, [\d.]+ ms of them in save\(\)",
+        r"step 1: committed 3\.2 MB in 1 leaf after [\d.]+ m?s, [\d.]+ ms of them in save\(\)",
         line,
     )
     caplog.clear()
-    with caplog.at_level(logging.WARNING), CheckpointManager(run) as manager:
+    with caplog.at_level(logging.WARNING, "absl"), CheckpointManager(run) as manager:
         manager.save(2, TREE).result()
     assert not caplog.records
 

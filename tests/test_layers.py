@@ -33,6 +33,7 @@ LAYERS = {
     "progress": 7,
     "pipeline": 5,
     "catalog": 6,
+    "interop": 6,
     "jobs": 6,
     "config": 7,
     "saver": 7,

@@ -47,6 +47,22 @@ def test_what_repr_says_of_a_rule_is_that_rule(rules: list[Retention]) -> None:
     assert repr(parse_retention(repr(joined))) == repr(joined)
 
 
+def test_rules_have_lines_and_comments() -> None:
+    """Nothing after a comment is swallowed by it."""
+    assert (
+        repr(
+            parse_retention("""
+        KeepLast(3) # the newest
+        | KeepEvery(steps=1000) # for ever
+        | KeepWithin(hours=inf)
+    """)
+        )
+        == "KeepLast(n=3) | KeepEvery(steps=1000) | KeepWithin(hours=inf)"
+    )
+    found = parse_cadence("Every(steps=100) # often\n| OnPreemption()")
+    assert found == Every(100) | OnPreemption()
+
+
 def test_cadences_are_read() -> None:
     """Every one, with whatever whitespace."""
     text = " Every( steps = 100 )|At([1, 2]) | WhenIdle() |OverheadBelow(0.01)\n| OnPreemption()"
@@ -75,6 +91,8 @@ def test_cadences_are_read() -> None:
         ("KeepSteps({'a'})", "a step is an integer"),
         ("KeepEvery(steps=2, hours=3)", "either steps= or hours="),
         ("KeepLast(3) | ", "invalid syntax"),
+        ("KeepSteps({[1]})", "is no number or text"),
+        (f"KeepEvery(hours=1{'0' * 400})", "cannot be read"),
         ("KeepLast(3); KeepAll()", "invalid syntax"),
         ("Every(steps=3)", "no rule is called Every; KeepEvery is"),
         ("KeepLast(3)" + " | KeepLast(3)" * 1000, "too long"),

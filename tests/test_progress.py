@@ -32,11 +32,11 @@ shown, go = [], threading.Event()
 def watched(kind):
     class Watched(kind):
         def show(self, futures):
+            before = [future.progress for future in futures]
             super().show(futures)
-            for future in futures:
-                shown.append((kind.__name__, progress.what(future)))
-                if future.progress.bytes_done:
-                    go.set()
+            shown.extend((kind.__name__, progress.what(future)) for future in futures)
+            if any(0 < done.bytes_done == done.bytes_total for done in before):
+                go.set()
     return Watched
 
 progress.Bars, progress.Lines = watched(progress.Bars), watched(progress.Lines)
@@ -105,7 +105,7 @@ def test_lines_come_every_few_seconds(
     monkeypatch.setattr("ckptmgr.progress.time.monotonic", lambda: clock[0])
     save, load = SaveFuture(7, dispatch), LoadFuture(None, dispatch)
     lines = Lines()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "absl"):
         for second in range(12):
             clock[0] = 100.0 + second
             save.progress = Progress(bytes_done=second * 10**6, bytes_total=20 * 10**6)

@@ -7,6 +7,7 @@ reached. 2: it was asked for in a wrong way. 3: the answer is no: `verify` found
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Final
 
@@ -46,6 +47,10 @@ Keep = Annotated[
 def run(arguments: list[str]) -> int:
     """Run a command; its exit code."""
     logging.set_verbosity(logging.ERROR)  # what matters of a run is in what is printed
+    if sys.stdout is None:  # it was closed before this began
+        return PIPE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="ckptmgr")
     except InvalidOption as error:
@@ -146,11 +151,11 @@ def gc(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
     json: Json = False,
-) -> None:
-    """Delete the steps that no rule keeps, while nobody writes."""
+) -> int:
+    """Delete the steps that no rule keeps, while nobody writes; the newest kept is verified."""
     from ckptmgr.cli import listing  # noqa: PLC0415
 
-    listing.gc(url, keep, dry_run=dry_run, json=json)
+    return 0 if listing.gc(url, keep, dry_run=dry_run, json=json) else FAILED
 
 
 @app.command()

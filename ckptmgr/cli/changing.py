@@ -43,7 +43,7 @@ def annotate(url: str, step: str, metrics: Sequence[str], metadata: Sequence[str
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not (name and equals):
+    if not (name and equals and text.isprintable()):
         raise InvalidOption(f"this is NAME=VALUE, not {text!r}")
     return name, value
 
@@ -68,12 +68,13 @@ def rm(url: str, steps: Sequence[str]) -> None:
     """Delete steps, damaged ones too, and by name what was set aside; while nobody writes."""
     with writing(url) as seen:
         known: Mapping[int, object] = {**seen.catalog.steps, **seen.catalog.damaged}
-        for step in steps:
-            if step not in seen.aside and number(step) not in known:
-                seen.step(step)  # which says that there is no such step
-        for step in steps:
-            if step in seen.aside:
+        found = dict.fromkeys(step if step in seen.aside else number(step) for step in steps)
+        for step in found:
+            if isinstance(step, int) and step not in known:
+                seen.step(str(step))  # which says that there is no such step
+        for step in found:
+            if isinstance(step, str):
                 seen.storage.delete(step)
             else:
-                seen.catalog.delete(number(step), "by ckptmgr rm")
+                seen.catalog.delete(step, "by ckptmgr rm")
             text.say(f"{step} is deleted")

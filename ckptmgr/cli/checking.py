@@ -11,18 +11,21 @@ import anyio
 from ckptmgr.cli import text
 from ckptmgr.cli.contents import place
 from ckptmgr.cli.runs import look
-from ckptmgr.format.step import step_name, step_number
+from ckptmgr.errors import InvalidOption, NoSuchStep, StepDeleted
+from ckptmgr.format.step import COMMIT_RECORD, step_name, step_number
 from ckptmgr.future import Progress
 from ckptmgr.limiter import ByteLimiter
-from ckptmgr.pipeline.verify import VerifyReport, verify
+from ckptmgr.pipeline.verify import Problem, VerifyReport, verify
 from ckptmgr.storage.base import Storage
-from ckptmgr.units import size
+from ckptmgr.units import count, size
 
-_LIMIT = 1 << 30
+LIMIT = 1 << 30  # bytes that are read at a time
 
 
 def check(url: str, step: str, *, every: bool, json: bool) -> bool:
     """Verify a step or all of them, the newest first; whether all are whole."""
+    if every and step != "newest":
+        raise InvalidOption("give a step, or --all, not both")
     if every:
         catalog = (found := look(url)).catalog
         storage = found.storage
@@ -33,6 +36,10 @@ def check(url: str, step: str, *, every: bool, json: bool) -> bool:
     reports = []
     for name in names:
         report = _report(storage, name)
+        if report is None and every:
+            continue  # deleted meanwhile
+        if report is None:
+            raise NoSuchStep("it was deleted", file=f"{storage.root}/{name}")
         reports.append((name, report))
         if not json:
             text.say(_lines(name, report))
@@ -45,10 +52,23 @@ def check(url: str, step: str, *, every: bool, json: bool) -> bool:
     return all(report.ok for _, report in reports)
 
 
-def _report(storage: Storage, name: str) -> VerifyReport:
-    with _bar(f"verifying {name}") as tell, storage.reading(name):
-        limiter = ByteLimiter(_LIMIT)
-        return anyio.run(verify, storage, name, limiter, step_number(name), tell)
+def _report(storage: Storage, name: str) -> VerifyReport | None:
+    """What is wrong with a step; None where it has been deleted."""
+    step = step_number(name)
+    try:
+        with _bar(f"verifying {name}") as tell, storage.reading(name):
+            return anyio.run(verify, storage, name, ByteLimiter(LIMIT), step, tell)
+    except StepDeleted as error:
+        if not storage.taken(name):
+            return None
+        missing = f"{storage.root}/{name}/{COMMIT_RECORD}"
+        return VerifyReport(step, 0, 0, (Problem(None, error.file or missing, "is missing"),))
+
+
+def whole(storage: Storage, name: str) -> bool:
+    """Whether a step is what was saved, whatever was noted of it since."""
+    report = _report(storage, name)
+    return report is not None and report.whole
 
 
 def _told(report: VerifyReport) -> dict[str, object]:
@@ -57,9 +77,10 @@ def _told(report: VerifyReport) -> dict[str, object]:
 
 def _lines(name: str, report: VerifyReport) -> Iterator[str]:
     if report.ok:
-        yield f"{name}: ok, {report.files} files, {size(report.nbytes)}"
+        yield f"{name}: ok, {count(report.files, 'file')}, {size(report.nbytes)}"
         return
-    yield f"{name}: DAMAGED, {len(report.problems)} of {report.files} files"
+    wrong = f", {len(report.problems)} of {count(report.files, 'file')}" if report.files else ""
+    yield f"{name}: DAMAGED{wrong}"
     for problem in report.problems:
         leaf = f"leaf {problem.leaf}, " if problem.leaf else ""
         yield f"  {leaf}{problem.file}: {problem.what}"

@@ -7,12 +7,13 @@ in other chunks than before, so that the digests of the two cannot be compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 import numpy as np
 
 from ckptmgr.cli import leaves, text
+from ckptmgr.cli.checking import LIMIT
 from ckptmgr.cli.contents import opened
 from ckptmgr.cli.runs import look
 from ckptmgr.cli.text import Column
@@ -23,14 +24,13 @@ from ckptmgr.limiter import ByteLimiter
 from ckptmgr.storage.base import Storage
 
 _AT_A_TIME: Final = 256 << 20  # bytes of arrays that are compared together
-_LIMIT: Final = 1 << 30
+_ITEMS: Final = 1 << 20  # that are compared at a time
 
 
 class Change(NamedTuple):
     """A leaf that differs: how, and of numbers the largest and the mean difference.
 
-    `kind`: "added", "removed", "changed", or "rechunked" where only the layout differs for
-    certain.
+    `kind`: "added", "removed", "changed"; "rechunked" until it is known whether that is all.
     """
 
     kind: str
@@ -139,12 +139,27 @@ def _difference(
     comparable = numbers and all(a.shape == b.shape for a, b in pairs)
     if not comparable or not sum(a.size for a, _ in pairs):
         return change
-    apart = np.concatenate([np.abs(_wide(a) - _wide(b)).reshape(-1) for a, b in pairs])
-    return change._replace(largest=float(apart.max()), mean=float(apart.mean()))
+    largest, total, items = 0.0, 0.0, 0
+    for a, b in pairs:
+        for start in range(0, a.size, _ITEMS):
+            apart = _apart(
+                a.reshape(-1)[start : start + _ITEMS], b.reshape(-1)[start : start + _ITEMS]
+            )
+            largest, total = max(largest, float(apart.max())), total + float(apart.sum())
+        items += a.size
+    return change._replace(largest=largest, mean=total / items)
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+def _apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """How far apart items are: 0 where they are equal or both no number, inf where one is none."""
+    # Wide enough for every int of 64 bits, where the machine has such floats.
+    wide: Any = np.complex128 if one.dtype.kind == "c" else np.longdouble
+    with np.errstate(all="ignore"):
+        a, b = one.astype(wide), other.astype(wide)
+        apart = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    found: np.ndarray = np.where(same, 0, np.where(np.isnan(apart), np.inf, apart))
+    return found
 
 
 def values_of(side: Side, paths: set[str]) -> dict[str, list[np.ndarray]]:
@@ -171,7 +186,7 @@ def values_of(side: Side, paths: set[str]) -> dict[str, list[np.ndarray]]:
             place = extent.whole(entry.shape) if box is None else box
             parts.setdefault((leaf, name), []).append((place, np.array(piece)))
 
-    reader = Reader(side.storage, side.name, side.manifest, ByteLimiter(_LIMIT))
+    reader = Reader(side.storage, side.name, side.manifest, ByteLimiter(LIMIT))
     with side.storage.reading(side.name):
         anyio.run(reader.read, list(wanted.values()), deliver)
     result: dict[str, list[np.ndarray]] = {path: [] for path in paths}

@@ -18,6 +18,7 @@ from ckptmgr.retention import KeepAll
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.url import at
 from ckptmgr.tree.globs import by_globs
+from ckptmgr.units import leaves as count
 from ckptmgr.units import size
 
 
@@ -71,7 +72,7 @@ def _header(info: StepInfo, record: CommitRecord) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time))
     yield f"saved     {when}, {text.age(info.time, time.time())}"
     yield f"by        {', '.join(f'{name} {version}' for name, version in record.writer.items())}"
-    yield f"holds     {size(info.nbytes)} in {info.leaves} leaves"
+    yield f"holds     {size(info.nbytes)} in {count(info.leaves)}"
     if info.metrics:
         yield f"metrics   {text.values(info.metrics)}"
     if info.metadata:
@@ -95,7 +96,7 @@ def _tree(found: Sequence[LeafEntry], depth: int | None) -> Iterator[str]:
                 said.add(prefix)
                 number, total = counts[prefix]
                 name = "  " * level + prefix.rpartition(SEPARATOR)[2] + SEPARATOR
-                rows.append((name, f"{number} leaves", size(total), ""))
+                rows.append((name, count(number), size(total), ""))
         if depth is None or len(above) < depth:
             name = "  " * len(above) + leaf.path.rpartition(SEPARATOR)[2]
             shown = size(leaves.nbytes(leaf)) if leaf.arrays else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ckptmgr.cli import text
-from ckptmgr.cli.runs import Seen, lives, look, rules, verdict, writing
+from ckptmgr.cli.checking import whole
+from ckptmgr.cli.runs import Seen, look, rules, verdict, works, writing
 from ckptmgr.cli.text import Column
-from ckptmgr.errors import InvalidOption
+from ckptmgr.errors import DamagedStep, InvalidOption
+from ckptmgr.format.step import step_name
 from ckptmgr.notation import parse_retention
-from ckptmgr.status import Status, Work
+from ckptmgr.status import Work
 from ckptmgr.units import size
 
 _COLUMNS: Final = (
@@ -31,9 +34,10 @@ def ls(url: str, *, json: bool) -> None:
     now, steps, damaged = time.time(), seen.catalog.steps, seen.catalog.damaged
     keep = rules(seen, None)
     kept = verdict(steps, keep).kept if keep else {}
-    works = tuple(work for work in saving(seen.status) if work.step not in steps)
+    running = [work for work in works(seen.status, now) if work.state != "READING"]
+    saving = tuple(work for work in running if work.step not in steps)
     if json:
-        text.say_json(_as_json(seen, works, kept))
+        text.say_json(_as_json(seen, saving, kept))
         return
     rows_of: dict[int, tuple[str, ...]] = {}
     for step, info in steps.items():
@@ -51,7 +55,7 @@ def ls(url: str, *, json: bool) -> None:
     for step, what in damaged.items():
         rows_of[step] = (str(step), "DAMAGED", "", "", "", "", what)
     rows = [
-        *(_work(work) for work in works),
+        *(_work(work) for work in saving),
         *(rows_of[step] for step in sorted(rows_of, reverse=True)),
         *(("", "set aside", "", "", "", "", name) for name in seen.aside),
     ]
@@ -59,7 +63,7 @@ def ls(url: str, *, json: bool) -> None:
 
 
 def _as_json(
-    seen: Seen, works: tuple[Work, ...], kept: Mapping[int, tuple[str, ...]]
+    seen: Seen, saving: tuple[Work, ...], kept: Mapping[int, tuple[str, ...]]
 ) -> dict[str, object]:
     rows: list[dict[str, object]] = [
         {
@@ -79,19 +83,12 @@ def _as_json(
     damaged = seen.catalog.damaged
     rows += [{"step": step, "state": "damaged", "why": why} for step, why in damaged.items()]
     rows += [{"step": None, "state": "set aside", "path": name} for name in seen.aside]
-    running = [{**_fields(work), "state": work.state.lower()} for work in works]
+    running = [{**_fields(work), "state": work.state.lower()} for work in saving]
     return {"run": seen.storage.root, "saving": running, "steps": rows}
 
 
 def _fields(work: Work) -> dict[str, object]:
     return {name: getattr(work, name) for name in work.__struct_fields__}
-
-
-def saving(status: Status | None) -> tuple[Work, ...]:
-    """The saves that are on their way, as far as the writer is known to live."""
-    if status is None or lives(status) is False:
-        return ()
-    return tuple(work for work in status.works if work.state != "READING")
 
 
 def _work(work: Work) -> tuple[str, ...]:
@@ -117,6 +114,7 @@ def explain(url: str, keep: str | None, *, json: bool) -> None:
             {"keep": repr(rule), "kept": found.kept, "goes": found.deleted, "deleted": gone}
         )
         return
+    text.say(f"note: {doubt}" for doubt in rule.doubts(seen.catalog.steps))
     text.say([f"rules: {rule!r}", *_fates(found.kept, found.deleted, "would go: ")])
     text.say(f"{step:>10}  deleted: {why}" for step, why in sorted(gone.items(), reverse=True))
 
@@ -129,24 +127,39 @@ def _fates(kept: object, deleted: object, goes: str) -> Iterator[str]:
         yield f"{step:>10}  {why}"
 
 
-def gc(url: str, keep: str, *, dry_run: bool, json: bool) -> None:
-    """Delete what the rules do not keep; with `dry_run` only say what that is."""
+def gc(url: str, keep: str, *, dry_run: bool, json: bool) -> bool:
+    """Delete what the rules do not keep, or only say what that is; whether all of it is gone.
+
+    The newest step that is to stay is verified first: a damaged one must not be what is left.
+    """
     rule = parse_retention(keep)
-    if dry_run:
-        seen = look(url)
-        found = verdict(seen.catalog.steps, rule)
-        gone: Iterable[int] = found.deleted
-        freed = sum(info.nbytes for step, info in seen.catalog.steps.items() if step in gone)
-        lines = [*_fates(found.kept, found.deleted, "goes: "), f"would free {size(freed)}"]
-    else:
-        with writing(url, rule) as seen:
-            before = dict(seen.catalog.steps)
-            seen.catalog.retain()
-            gone = before.keys() - seen.catalog.steps.keys()
-            freed = sum(before[step].nbytes for step in gone)
-            lines = [f"{step:>10}  deleted" for step in sorted(gone, reverse=True)]
-            lines.append(f"freed {size(freed)}")
+    with contextlib.nullcontext(look(url)) if dry_run else writing(url, rule) as seen:
+        catalog = seen.catalog
+        found = verdict(catalog.steps, rule)
+        while found.deleted and not whole(seen.storage, step_name(max(found.kept))):
+            newest = max(found.kept)
+            catalog.damage(newest, DamagedStep("it is damaged", step=newest))
+            found = verdict(catalog.steps, rule)
+        before = dict(catalog.steps)
+        if not dry_run:
+            catalog.retain()
+        gone = found.deleted.keys() - (set() if dry_run else catalog.steps.keys())
+        left = found.deleted.keys() - gone
+    freed = sum(before[step].nbytes for step in gone)
     if json:
-        text.say_json({"keep": repr(rule), "deleted": sorted(gone), "nbytes": freed})
-    else:
-        text.say(lines)
+        said = {"deleted": sorted(gone), "left": sorted(left), "damaged": list(catalog.damaged)}
+        text.say_json({"keep": repr(rule), "nbytes": freed, **said})
+        return not left
+    text.say(f"note: {doubt}" for doubt in rule.doubts(before))
+    text.say(
+        f"{step:>10}  DAMAGED, and left alone" for step in sorted(catalog.damaged, reverse=True)
+    )
+    if dry_run:
+        text.say([*_fates(found.kept, found.deleted, "goes: "), f"would free {size(freed)}"])
+        return True
+    text.say(f"{step:>10}  deleted" for step in sorted(gone, reverse=True))
+    text.say(
+        f"{step:>10}  not deleted: it is held, or holds files of others" for step in sorted(left)
+    )
+    text.say(f"freed {size(freed)}")
+    return not left

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ckptmgr import pace
 from ckptmgr.cli import text
-from ckptmgr.errors import InvalidOption, StorageError
+from ckptmgr.errors import InvalidOption, OutOfMemory, StorageError
 from ckptmgr.limiter import parse_bytes
 from ckptmgr.manager import CheckpointManager
 from ckptmgr.retention import KeepLast
@@ -91,11 +91,9 @@ def steps(found: Measured, seconds: float) -> int:
 
 def measured(directory: str, nbytes: int, leaves: int) -> Measured:
     """Save and restore a tree of so many bytes in a directory of its own, which is removed."""
-    tree = {f"array_{n}": jnp.full(nbytes // leaves // 4, n, jnp.float32) for n in range(leaves)}
-    jax.block_until_ready(tree)
     stalls, durables, restores, costs = [], [], [], []
     with scratch(directory) as run, CheckpointManager(run, keep=KeepLast(1)) as manager:
-        work = worker()
+        tree, work = made(nbytes, leaves), worker()
         manager.save(0, tree).result()
         for number in range(1, 1 + 2 * _ROUNDS, 2):
             began = time.perf_counter()
@@ -116,6 +114,21 @@ def measured(directory: str, nbytes: int, leaves: int) -> Measured:
         statistics.median(restores),
         max(statistics.median(costs), stall),
     )
+
+
+def made(nbytes: int, leaves: int) -> dict[str, jax.Array]:
+    """A tree of so many bytes.
+
+    Raises:
+      OutOfMemory: there is not that much.
+    """
+    items = nbytes // leaves // 4
+    try:
+        tree = {f"array_{n}": jnp.full(items, n, jnp.float32) for n in range(leaves)}
+        jax.block_until_ready(tree)
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        raise OutOfMemory(f"a tree of {size(nbytes)} does not fit; give less --size") from error
+    return tree
 
 
 @contextmanager

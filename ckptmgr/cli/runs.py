@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptmgr.catalog import Catalog
-from ckptmgr.errors import InvalidOption, NoSuchStep
+from ckptmgr.errors import InvalidOption, InvalidStep, NoSuchStep, StorageError
 from ckptmgr.format.step import StepInfo, parse_step, step_name, step_number
 from ckptmgr.notation import parse_retention
 from ckptmgr.retention import KeepAll, Retention, Verdict, decide
-from ckptmgr.status import Status, read_status
+from ckptmgr.status import Status, Work, read_status
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.url import at
 
+SILENT = 30.0  # seconds without a word of a manager that is at work
+_LONGEST = 40  # characters of a step, of which 19 are digits at the most
 _OURS = (".lock", ".tmp-step-", ".trash-step-", ".damaged-step-", ".abandoned-step-")
 
 
@@ -54,20 +56,26 @@ class Seen:
         """
         damaged = self.catalog.damaged
         if text == "newest":
-            return step_name(max([*self.catalog.steps, *damaged], default=0))
+            there = [*self.catalog.steps, *damaged]
+            return step_name(max(there) if there else self.step(text))
         step = number(text)
         return step_name(step if step in damaged else self.step(text))
 
 
 def number(text: str) -> int:
-    """The number of a step.
+    """The number of a step, given as that or by its name.
 
     Raises:
       InvalidOption: it is none.
     """
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidOption(f"a step is a number, or newest, not {text!r}")
-    return parse_step(int(text))
+    if text.startswith("step-") and (found := step_number(text)) is not None:
+        return found
+    if not (text.isascii() and text.isdigit() and len(text) < _LONGEST):
+        raise InvalidOption(f"a step is a number, such as 300, not {text[:_LONGEST]!r}")
+    try:
+        return parse_step(int(text))
+    except InvalidStep as error:
+        raise InvalidOption(error.message) from error
 
 
 def look(url: str) -> Seen:
@@ -88,13 +96,21 @@ def seen(storage: Storage, keep: Retention) -> Seen:
     Raises:
       NoSuchStep: it is none.
     """
-    names, status = storage.names(), read_status(storage)
+    names, status = storage.names(), _status(storage)
     if status is None and not any(step_number(n) is not None or n.startswith(_OURS) for n in names):
         raise NoSuchStep("this is no run: it holds no step and no lock", file=storage.root)
     catalog = Catalog(storage, keep)
     catalog.refresh()
     aside = tuple(n for n in sorted(names) if n.startswith((".damaged-step-", ".abandoned-step-")))
     return Seen(storage, catalog, status, aside)
+
+
+def _status(storage: Storage) -> Status | None:
+    """What the last writer has said; as it proves nothing, none where it cannot be read."""
+    try:
+        return read_status(storage)
+    except StorageError:
+        return None
 
 
 @contextlib.contextmanager
@@ -114,7 +130,7 @@ def lives(status: Status) -> bool | None:
     """Whether the manager that said this is still there; None where that cannot be seen."""
     if status.closed:
         return False
-    if status.host != socket.gethostname():
+    if status.host != socket.gethostname() or status.pid <= 0:
         return None
     try:
         os.kill(status.pid, 0)
@@ -122,7 +138,19 @@ def lives(status: Status) -> bool | None:
         return False
     except PermissionError:
         return True
+    except OverflowError:
+        return None
     return True
+
+
+def works(status: Status | None, now: float) -> tuple[Work, ...]:
+    """The saves and loads on their way, as far as their manager is not known to be gone.
+
+    It says something every second while there are any; of one on another host nothing else shows.
+    """
+    if status is None or lives(status) is False:
+        return ()
+    return () if lives(status) is None and now - status.time > SILENT else status.works
 
 
 def rules(seen: Seen, text: str | None) -> Retention | None:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ckptmgr.errors import printable
+from ckptmgr.errors import CheckpointError, printable
 from ckptmgr.units import span
 
 _GAP: Final = "  "
@@ -72,14 +72,17 @@ def write(text: str) -> None:
 
     Raises:
       NobodyReads: nobody does. No OSError: with that click would exit by a code of its own.
+      CheckpointError: it cannot be written.
     """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError as error:
+    except OSError as error:
         # The interpreter must not find that out once more as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise NobodyReads from error
+        if isinstance(error, BrokenPipeError):
+            raise NobodyReads from error
+        raise CheckpointError(f"this cannot be printed: {error.strerror}") from error
 
 
 def say_json(value: object) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ckptmgr.cli import text
-from ckptmgr.cli.runs import lives, look
+from ckptmgr.cli.runs import lives, look, works
 from ckptmgr.status import Status, Work, read_status
 from ckptmgr.units import size, span
 
 _LOOK_SECONDS: Final = 0.5
-_SILENT: Final = 30.0  # seconds after which one on another host may have ended
 
 
 def watch(url: str, *, once: bool, json: bool) -> None:
@@ -27,14 +26,15 @@ def watch(url: str, *, once: bool, json: bool) -> None:
         _live(read)
     former: object = ()
     for status, speed in _statuses(read):
-        if status != former:
+        now = (status, status and lives(status))
+        if now != former:
             if json:
                 text.say_json(status and {**as_dict(status), "bytes_per_second": speed})
             else:
                 text.say(lines(status, speed, time.time()))
         if once:
             return
-        former = status
+        former = now
 
 
 def as_dict(status: Status) -> dict[str, object]:
@@ -82,7 +82,7 @@ def lines(status: Status | None, speed: float, now: float) -> list[str]:
     if status is None:
         return ["no manager has said anything here yet"]
     found = [f"writer   {status.host}, pid {status.pid}: {_life(status, now)}"]
-    found += [_work(work) for work in status.works if lives(status) is not False]
+    found += [_work(work) for work in works(status, now)]
     memory = f"{size(status.in_flight_bytes)} of {size(status.limit_bytes)} in flight"
     found.append(f"bytes    {size(speed)}/s, {memory}, {size(status.borrowed_bytes)} borrowed")
     if status.saved:
@@ -105,9 +105,10 @@ def _life(status: Status, now: float) -> str:
         return f"closed {text.age(status.time, now)}"
     if living is False:
         return f"its process is gone, {heard}"
-    if living is None and now - status.time > _SILENT:
+    if living is None and status.works and not works(status, now):
         return f"perhaps gone, {heard}"
-    return heard if status.works else f"idle, {heard}"
+    alive = "alive, " if living else ""
+    return f"{alive}{'' if status.works else 'idle, '}{heard}"
 
 
 def _work(work: Work) -> str:

@@ -23,7 +23,10 @@ NOTES = "notes"
 LARGEST_STEP = 2**63 - 1
 
 _STEP = re.compile(r"step-(\d{8}|[1-9]\d{8,18})")
-_LEFTOVER = re.compile(r"\.(?:tmp|trash)-step-\d{8,19}-[0-9a-f]{16}")
+_LEFTOVER = re.compile(
+    r"\.(?:tmp|trash)-(?:\.(?:damaged|abandoned)-step-\d{8,19}-[0-9a-f]{16}|step-\d{8,19})"
+    r"-[0-9a-f]{16}"
+)
 
 
 _CHUNK = r"c(\.\d+)*"

@@ -7,8 +7,9 @@ buffers arrive, many in one call to jax; the leaves are made of them at the end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import anyio.to_thread
 import jax
@@ -16,7 +17,7 @@ import msgspec
 
 from ckptmgr.errors import CheckpointError, DamagedStep, MissingFile, NoSuchStep
 from ckptmgr.format.digest import digest
-from ckptmgr.format.manifest import CommitRecord
+from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import COMMIT_RECORD
 from ckptmgr.future import LoadFuture
 from ckptmgr.limiter import ByteLimiter
@@ -24,9 +25,10 @@ from ckptmgr.pipeline.assemble import Assembly
 from ckptmgr.pipeline.broadcast import READ_DURATION
 from ckptmgr.pipeline.forms import describe
 from ckptmgr.pipeline.match import match
-from ckptmgr.pipeline.read import Reader
+from ckptmgr.pipeline.read import Reader, Wanted
 from ckptmgr.pipeline.records import read_both, read_manifest, read_record
 from ckptmgr.pipeline.request import Request
+from ckptmgr.pipeline.source import Found
 from ckptmgr.storage.base import Storage
 from ckptmgr.tree.registry import Registry
 
@@ -88,13 +90,36 @@ async def _load(
     future: LoadFuture,
 ) -> object:
     manifest = await anyio.to_thread.run_sync(read_manifest, storage, name, record)
+    reader = Reader(storage, name, manifest, limiter)
+    return await assembled(manifest, reader, request, registry, future)
+
+
+class ReadsArrays(Protocol):
+    """What reads the arrays of a manifest."""
+
+    async def read(self, wanted: Sequence[Wanted], deliver: Callable[[Found], None]) -> None:
+        """Read these, and deliver each as it is there."""
+
+
+async def assembled(
+    manifest: Manifest,
+    reader: ReadsArrays,
+    request: Request,
+    registry: Registry,
+    future: LoadFuture,
+) -> object:
+    """The tree that was asked for of a manifest; tells `future` on the way.
+
+    Raises:
+      TreeMismatch, DamagedStep: as for `load`.
+    """
     # A future keeps no tree of others: of `like` only the structure.
     form = (request.like.treedef, request.like.paths) if request.like else None
     future.knows(partial(describe, manifest, registry, request.devices, form))
     matched = await anyio.to_thread.run_sync(match, manifest, request, registry)
     assembly = Assembly(manifest, matched.goals, request, future)
     assembly.without_bytes()
-    reader, began = Reader(storage, name, manifest, limiter), time.perf_counter()
+    began = time.perf_counter()
     await reader.read(assembly.wanted, assembly.deliver)
     if request.broadcast:
         jax.monitoring.record_event_duration_secs(READ_DURATION, time.perf_counter() - began)

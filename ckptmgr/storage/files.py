@@ -21,8 +21,9 @@ from ckptmgr.errors import (
 from ckptmgr.storage.base import BLOCK, Bytes, refuse_foreign
 from ckptmgr.storage.stage import Stages, write
 
-DIRECTORY_MODE = 0o700
-_FILE_MODE = 0o600
+# Less what the umask takes away: who may look at a run is its owner's to say.
+DIRECTORY_MODE = 0o777
+_FILE_MODE = 0o666
 _NO_FILE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -25,6 +26,7 @@ from ckptmgr.storage.files import (
     translated,
     write_new,
 )
+from ckptmgr.storage.rename import exchange
 from ckptmgr.storage.stage import Stages
 
 
@@ -226,13 +228,26 @@ class LocalStorage:
                 return []
 
     def tell_status(self, data: bytes) -> None:
-        """Renamed over the former, and not synced: it is of no use after a power cut."""
+        """Written over the one before the last and swapped with the last; not synced.
+
+        So it needs no room on a disk that has become full, which is when it is looked at.
+        """
         self._ensure_lock()  # it might be another's directory by now
         path = os.path.join(self.root, STATUS)
         with translated(path):
-            with open(f"{path}.new", "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with open(os.open(f"{path}.new", flags, 0o666), "wb") as file:
+                kind = os.fstat(file.fileno())
+                if not stat.S_ISREG(kind.st_mode) or kind.st_nlink > 1:
+                    raise StorageError(
+                        "this is no file of ckptmgr's; remove it", file=f"{path}.new"
+                    )
                 file.write(data)
-            os.rename(f"{path}.new", path)
+                file.truncate()
+            try:
+                exchange(f"{path}.new", path)
+            except OSError:  # the first one, or a file system that cannot
+                os.rename(f"{path}.new", path)
 
     def status(self) -> bytes | None:
         """The file, if it is there."""

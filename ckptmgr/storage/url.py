@@ -136,7 +136,12 @@ def at(path: str | os.PathLike[str], options: ObjectStore | None = None) -> tupl
                 return around, name
         return storage_of(text, options), ""
     if not os.path.isdir(text):
-        raise NoSuchStep("there is no such directory", file=text)
+        what = (
+            "this is a file, not a directory"
+            if os.path.exists(text)
+            else "there is no such directory"
+        )
+        raise NoSuchStep(what, file=text)
     if os.path.lexists(os.path.join(text, COMMIT_RECORD)):
         return parent(text)
     return LocalStorage(text), ""
@@ -187,6 +192,9 @@ def _s3(options: ObjectStore) -> dict[str, Any]:
         spec["aws_region"] = region
     if options.anonymous:
         spec["aws_credentials"] = {"type": "anonymous"}
+    elif _said("AWS_ACCESS_KEY_ID") and _said("AWS_SECRET_ACCESS_KEY"):
+        # The SDK's own search begins with its files, and complains of each that is not there.
+        spec["aws_credentials"] = {"type": "environment"}
     return spec
 
 

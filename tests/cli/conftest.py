@@ -48,9 +48,10 @@ class Shell:
 @pytest.fixture
 def shell(capfd: pytest.CaptureFixture[str]) -> Iterator[Shell]:
     """A shell; how much is logged is as before afterwards."""
-    verbosity = logging.get_verbosity()
+    verbosity, level = logging.get_verbosity(), logging.get_absl_logger().level
     yield Shell(capfd)
     logging.set_verbosity(verbosity)
+    logging.get_absl_logger().setLevel(level)
 
 
 def tree(step: int) -> dict[str, object]:

@@ -86,6 +86,8 @@ def test_damaged_steps_and_those_set_aside_are_deleted(shell: Shell, trained: Pa
     assert shell("rm", trained, aside).out == f"{aside} is deleted\n"
     assert entries(trained) == ["step-00000000", "step-00000200", "step-00000300"]
     assert shell("rm", trained, "../../etc").code == 2
+    assert "a step is a number" in shell("rm", trained, "newest").err
+    assert shell("rm", trained, 200, "step-00000200", 200).out == "200 is deleted\n"
 
 
 def test_a_step_that_is_held_stays(shell: Shell, trained: Path) -> None:
@@ -140,3 +142,26 @@ def test_verify_all_tells_of_steps_that_cannot_be_opened(shell: Shell, trained: 
     assert told.code == 3
     assert sum("ok" in line for line in told.out.splitlines()) == 4
     assert "DAMAGED" in told.out
+
+
+def test_a_step_without_its_record_is_damaged_and_not_deleted(shell: Shell, trained: Path) -> None:
+    """As `ls` has it; the others are checked all the same."""
+    (trained / "step-00000400" / "checkpoint.json").unlink()
+    told = shell("verify", trained, 400)
+    assert told.code == 3
+    assert "step-00000400: DAMAGED" in told.out
+    told = shell("verify", trained, "--all")
+    assert told.code == 3
+    assert told.out.count(": ok, ") == 4
+    assert "not both" in shell("verify", trained, 400, "--all").err
+
+
+def test_a_run_without_steps_has_nothing_to_show_or_verify(shell: Shell, run: Path) -> None:
+    """It is said as such."""
+    with CheckpointManager(run):
+        pass
+    for command in ("show", "verify"):
+        told = shell(command, run)
+        assert told.code == 1
+        assert "nothing has been committed yet" in told.err
+    assert shell("verify", run, "--all") == (0, "no step is committed yet\n", "")

@@ -29,7 +29,7 @@ def test_a_step_is_shown_as_its_tree(shell: Shell, trained: Path) -> None:
         ["host", "int16[4]", "8", "B"],
         ["key", "jax.random.key", "threefry2x32", "8", "B"],
         ["name", "str", "'gpt'"],
-        ["opt/", "1", "leaves", "20", "B"],
+        ["opt/", "1", "leaf", "20", "B"],
         ["0", "float32[5]", "20", "B"],
         ["params/", "4", "leaves", "722", "kB"],
         ["one/", "2", "leaves", "361", "kB"],
@@ -105,9 +105,10 @@ def test_scripts_read_the_tree_as_json(shell: Shell, trained: Path) -> None:
     [
         ("7", 1, "not committed; the newest that are: 0, 200, 300, 400, 500"),
         ("-1", 2, "No such option"),
-        ("first", 2, "a number, or newest"),
-        ("1e3", 2, "a number, or newest"),
-        ("99999999999999999999999", 1, "at most"),
+        ("first", 2, "a step is a number"),
+        ("1e3", 2, "a step is a number"),
+        ("99999999999999999999999", 2, "at most"),
+        ("1" * 5000, 2, "a step is a number"),
     ],
 )
 def test_a_step_that_is_not_there_is_said_to_be_so(
@@ -230,3 +231,20 @@ def test_trees_of_odd_keys_are_shown(shell: Shell, run: Path) -> None:
     assert [line.split()[0] for line in body(shell("show", run, 1).out)] == ["a~1b/", "c.d", "é\\n"]
     assert body(shell("show", run, 2).out) == ["(the leaf)  int 7"]
     assert shell("show", run, 3).code == 0
+
+
+def test_what_is_no_finite_number_is_compared(shell: Shell, run: Path) -> None:
+    """Equal ones are no difference; and neighbouring ints of 64 bits are one apart."""
+    with CheckpointManager(run) as manager:
+        big = np.array([2**62, 5], np.int64)
+        odd = np.array([np.nan, np.inf, 1.0])
+        manager.save(1, {"int": big, "odd": odd, "worse": odd}).result()
+        later = {
+            "int": big + np.array([1, 0]),
+            "odd": odd + np.array([0, 0, 1]),
+            "worse": np.array([0.0, 1.0, 1.0]),
+        }
+        manager.save(2, later).result()
+    changes = shell("diff", run, 1, 2, "--values", "--json").json["changes"]
+    found = {change["path"]: (change["largest"], change["mean"]) for change in changes}
+    assert found == {"int": (1, 0.5), "odd": (1, pytest.approx(1 / 3)), "worse": ("inf", "inf")}

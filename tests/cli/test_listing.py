@@ -128,7 +128,7 @@ def test_what_is_no_run_is_refused(shell: Shell, tmp_path: Path, trained: Path) 
     for path, words in {
         tmp_path / "absent": "no such directory",
         tmp_path: "no run",
-        tmp_path / "file": "no such directory",
+        tmp_path / "file": "a file, not a directory",
         trained / "step-00000500": "one checkpoint, not a run",
     }.items():
         told = shell("ls", path)
@@ -213,7 +213,7 @@ def test_gc_is_refused_while_a_manager_writes(shell: Shell, trained: Path) -> No
         ("KeepLast(0)", "positive integer"),
         ("KeepLast(", "was never closed"),
         ("KeepLast(open('/etc/passwd'))", "no number or text"),
-        ("", "invalid syntax"),
+        ("", "no call of a rule"),
     ],
 )
 def test_rules_that_cannot_be_read_are_wrong_usage(
@@ -231,3 +231,49 @@ def test_what_is_said_of_rules_is_read_back(shell: Shell, run: Path) -> None:
     with CheckpointManager(run, keep=KeepLast(7)) as manager:
         manager.save(1, {"a": 1}).result()
     assert shell("explain", run, "--json").json["keep"] == "KeepLast(n=7)"
+
+
+def test_gc_never_leaves_a_damaged_step_alone(shell: Shell, trained: Path) -> None:
+    """The newest that is to stay is verified first; one that is not whole does not count."""
+    for name in ("step-00000500/packs/0/c.0", "step-00000400/tree.json"):
+        data = bytearray((trained / name).read_bytes())
+        data[1000] ^= 1
+        (trained / name).write_bytes(data)
+    dry = shell("gc", trained, "--keep", "KeepLast(1)", "--dry-run")
+    told = shell("gc", trained, "--keep", "KeepLast(1)")
+    assert (dry.code, told.code) == (0, 0)
+    assert "       500  DAMAGED, and left alone" in dry.out
+    assert "       200  deleted" in told.out
+    assert entries(trained) == [f"step-{step:08d}" for step in (0, 300, 400, 500)]
+    with CheckpointManager(trained) as manager:
+        assert manager.resume(tree(0))[0] == 300
+
+
+def test_gc_says_what_it_could_not_delete(shell: Shell, trained: Path) -> None:
+    """And exits with 1: held, or with files of others in it."""
+    (trained / "step-00000300" / "mine.txt").write_text("x")
+    with CheckpointManager(trained, read_only=True) as reader, reader.hold(400):
+        told = shell("gc", trained, "--keep", "KeepLast(1)")
+    assert told.code == 1
+    for step in (300, 400):
+        assert f"{step}  not deleted: it is held, or holds files of others" in told.out
+    assert shell("gc", trained, "--keep", "KeepLast(1)", "--json").json["left"] == [300]
+
+
+def test_a_metric_that_no_step_has_is_doubted(shell: Shell, trained: Path) -> None:
+    """It is a typing mistake, and would delete the best step."""
+    told = shell("gc", trained, "--keep", "KeepLast(1) | KeepBest('acc')", "--dry-run")
+    assert "note: no step has the metric 'acc'; there are loss" in told.out
+    assert "note: " in shell("explain", trained, "--keep", "KeepBest('acc')").out
+    assert "note: " not in shell("explain", trained).out
+
+
+def test_a_status_that_says_nothing_stops_no_command(shell: Shell, trained: Path) -> None:
+    """It proves nothing."""
+    status = trained / ".status.json"
+    for text in (b"{", b"[" * 100_000, b'{"host": 3}', b"\xff"):
+        status.write_bytes(text)
+        assert shell("ls", trained).code == 0
+    status.unlink()
+    status.mkdir()
+    assert shell("ls", trained).code == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -213,3 +215,28 @@ def test_everything_works_on_object_stores(shell: Shell, store: Store) -> None:
     told = shell("ls", "s3x://bucket/run")
     assert (told.code, told.out) == (2, "")
     assert "no store is known" in told.err
+
+
+def test_a_terminal_is_watched_live_until_ctrl_c(trained: Path) -> None:
+    """Drawn anew in its place."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    with subprocess.Popen(
+        [*COMMAND, "watch", str(trained)],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, "TERM": "xterm"},
+    ) as process:
+        os.close(child)
+        data = b""
+        while data.count(b"closed") < 2:
+            data += os.read(parent, 65536)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # how a terminal ends on Linux
+            while part := os.read(parent, 65536):
+                data += part
+        os.close(parent)
+        assert process.wait(60) == 130
+    assert b"step 500" in data
+    assert b"Traceback" not in data

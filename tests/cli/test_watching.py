@@ -106,7 +106,12 @@ def test_one_that_was_killed_is_known_to_be_gone(shell: Shell, run: Path) -> Non
     [
         (None, 0.0, ["no manager has said anything here yet"]),
         (STATUS, 1002.0, ["elsewhere, pid 1: idle, last heard 2.0 s ago"]),
-        (STATUS, 1100.0, ["perhaps gone, last heard 1.7 min ago"]),
+        (STATUS, 1100.0, ["idle, last heard 1.7 min ago"]),
+        (
+            msgspec.structs.replace(STATUS, works=(Work(7, "WRITING", 50, 100),)),
+            1100.0,
+            ["perhaps gone, last heard 1.7 min ago"],
+        ),
         (
             msgspec.structs.replace(STATUS, works=(Work(7, "WRITING", 50, 100),)),
             1001.0,

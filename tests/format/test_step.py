@@ -77,3 +77,10 @@ def test_what_is_not_ours_in_a_step_is_told_apart() -> None:
     ]  # fmt: skip
     others = ["notes.txt", "arrays/x", "arrays/w/c.0.b", "arrays/w/x/c.0", "packs/a/c.0", "c.0"]
     assert foreign([*others, *ours]) == sorted(others)
+
+
+def test_the_trash_of_what_was_set_aside_is_a_leftover() -> None:
+    """It was deleted by hand, and that was cut short."""
+    aside = temporary_name("step-00000003", "abandoned")
+    assert not is_leftover(aside)
+    assert is_leftover(temporary_name(aside, "trash"))

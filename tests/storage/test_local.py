@@ -68,15 +68,24 @@ def test_everything_is_synced_before_the_rename_and_the_parent_after(
     assert Counter(kind for kind, _ in calls) == {"fdatasync": 3, "fsync": 4, "rename": 1}
 
 
-def test_only_the_owner_may_look(storage: LocalStorage) -> None:
-    """Directories 0700, files 0600."""
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_who_may_look_is_for_the_umask_to_say(storage: LocalStorage, umask: int) -> None:
+    """An evaluator of another user may have to."""
+    former = os.umask(umask)
+    try:
+        _published(storage)
+    finally:
+        os.umask(former)
+    for folder, _, files in os.walk(f"{storage.root}/step-00000001"):
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o777 & ~umask
+        for file in files:
+            assert stat.S_IMODE(os.stat(os.path.join(folder, file)).st_mode) == 0o666 & ~umask
+
+
+def _published(storage: LocalStorage) -> None:
     with storage.attempt("step-00000001") as attempt:
         attempt.put("d/a", [b"x"])
         attempt.publish(b"record", replace=False)
-    for folder, _, files in os.walk(storage.root):
-        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
-        for file in files:
-            assert stat.S_IMODE(os.stat(os.path.join(folder, file)).st_mode) == 0o600
 
 
 def test_leftovers_of_a_dead_writer_are_swept_and_nothing_else(storage: LocalStorage) -> None:

@@ -1,0 +1,170 @@
+"""What a checkpoint of another library is opened as: a manifest, and sources of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ckptmgr.errors import UnsupportedFormat
+from ckptmgr.format import keypath
+from ckptmgr.format.manifest import (
+    FORMAT,
+    ArrayEntry,
+    DictNode,
+    Grid,
+    LeafEntry,
+    ListNode,
+    Manifest,
+    Node,
+    NoneNode,
+    ShardingEntry,
+    TupleNode,
+)
+from ckptmgr.format.scalar import to_json
+from ckptmgr.format.zarr import NAMES, Shape
+from ckptmgr.pipeline.extent import Extent
+
+JAX, NUMPY, PYTHON = "jax.Array", "numpy.ndarray", "python"
+
+
+class Source(Protocol):
+    """An array that can be read in parts, from any thread.
+
+    Attributes:
+      dtype, shape: what it is.
+      aside: the bytes that reading a part allocates beside it.
+    """
+
+    @property
+    def dtype(self) -> np.dtype: ...  # noqa: D102  # told above
+
+    @property
+    def shape(self) -> Shape: ...  # noqa: D102
+
+    @property
+    def aside(self) -> int: ...  # noqa: D102
+
+    def read(self, extent: Extent) -> np.ndarray:
+        """A part of it; blocks.
+
+        Raises:
+          DamagedStep: a chunk is missing, or cannot be decoded.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of a tree of another library.
+
+    Attributes:
+      source: its array; None: it is `value`.
+      value: a str, int, float, bool, bytes or None.
+      handler: which of ours makes it.
+      sharding: how it lay on devices, where that is known.
+    """
+
+    source: Source | None = None
+    value: object = None
+    handler: str = PYTHON
+    sharding: ShardingEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An opened checkpoint of another library.
+
+    Attributes:
+      format: what it is called.
+      path: where it lies.
+      manifest: what it holds, as ours says it.
+      sources: of its arrays, by the numbers of their leaves.
+      step: which step of its run it is, where it is one of one.
+      metrics, metadata: what else it says of itself.
+    """
+
+    format: str
+    path: str
+    manifest: Manifest
+    sources: Mapping[int, Source]
+    step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def foreign(name: str, path: str, tree: object, step: int | None = None) -> Foreign:
+    """A tree of dicts, lists, tuples, None and `Leaf`s as a checkpoint.
+
+    Raises:
+      UnsupportedFormat: two leaves have one key path, or an array a dtype that we do not know.
+    """
+    leaves: list[LeafEntry] = []
+    sources: dict[int, Source] = {}
+    structure = _node(tree, (), leaves, sources, path)
+    paths = [leaf.path for leaf in leaves]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise UnsupportedFormat("two leaves have this key path", leaf=twice, file=path)
+    return Foreign(name, path, Manifest(FORMAT, structure, tuple(leaves)), sources, step)
+
+
+def _node(
+    tree: object,
+    keys: tuple[object, ...],
+    leaves: list[LeafEntry],
+    sources: dict[int, Source],
+    path: str,
+) -> Node:
+    def below(key: object, child: object) -> Node:
+        return _node(child, (*keys, key), leaves, sources, path)
+
+    match tree:
+        case None:
+            return NoneNode()
+        case dict():
+            ordered = sorted(tree) if all(isinstance(key, str) for key in tree) else list(tree)
+            children = tuple(below(key, tree[key]) for key in ordered)
+            return DictNode(tuple(map(to_json, ordered)), children)
+        case list():
+            return ListNode(tuple(below(n, child) for n, child in enumerate(tree)))
+        case tuple():
+            return TupleNode(tuple(below(n, child) for n, child in enumerate(tree)))
+        case Leaf():
+            if tree.source is not None:
+                sources[len(leaves)] = tree.source
+            leaves.append(_entry(tree, keypath.join(keys), path))
+            return len(leaves) - 1
+    raise AssertionError(f"{type(tree)} is no tree of a format")
+
+
+def _entry(leaf: Leaf, path: str, file: str) -> LeafEntry:
+    source = leaf.source
+    if source is None:
+        return LeafEntry(path, leaf.handler, to_json(leaf.value))
+    if source.dtype not in NAMES:
+        raise UnsupportedFormat(f"no dtype {source.dtype} is known", leaf=path, file=file)
+    # Where it lies is the source's to know: to who reads it it is one chunk.
+    grid = Grid(source.shape, ("",)) if 0 not in source.shape else None
+    array = ArrayEntry(NAMES[source.dtype], source.shape, sharding=leaf.sharding, grid=grid)
+    return LeafEntry(path, leaf.handler, None, (array,))
+
+
+def nested(flat: Sequence[tuple[Sequence[tuple[object, bool]], object]]) -> object:
+    """A tree of leaves by their keys, each with whether it is the place in a list. Pure.
+
+    What is the place in a list at one level is so at all of it, else it is a dict.
+    """
+    if any(not keys for keys, _ in flat):
+        (only,) = (leaf for keys, leaf in flat if not keys)
+        return only
+    groups: dict[object, list[tuple[Sequence[tuple[object, bool]], object]]] = {}
+    for keys, leaf in flat:
+        groups.setdefault(keys[0][0], []).append((keys[1:], leaf))
+    children = {key: nested(group) for key, group in groups.items()}
+    places = [int(str(key)) for key in children if str(key).isdigit()]
+    if all(keys[0][1] for keys, _ in flat) and sorted(places) == list(range(len(children))):
+        by_place = {int(str(key)): child for key, child in children.items()}
+        return [by_place[place] for place in range(len(children))]
+    return children

@@ -1,0 +1,99 @@
+"""eformer's `tensorstore_index.json`: one Zarr 2 array a leaf, at its dotted path.
+
+The index of version 2 has the arrays of several named trees, that of version 1 of one
+without a name. Lists come back as what they were saved as, dicts; what is pickled beside
+it is never read.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import msgspec
+
+from ckptmgr.errors import DamagedStep, NoSuchStep, StorageError, UnsupportedFormat
+from ckptmgr.format.manifest import ShardingEntry
+from ckptmgr.interop.base import JAX, Foreign, Leaf, foreign, nested
+from ckptmgr.interop.tensorstores import Arrays
+
+NAME: Final = "eformer"
+INDEX: Final = "tensorstore_index.json"
+_LARGEST: Final = 1 << 30  # bytes
+
+
+class Entry(msgspec.Struct):
+    """An array of the index; `path` as its keys joined by dots."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Index(msgspec.Struct):
+    """The file."""
+
+    format: str = "tensorstore"
+    version: int | str = 1
+    prefixes: dict[str, list[Entry]] | None = None
+    arrays: list[Entry] | None = None
+
+
+def recognise(path: str) -> bool:
+    """Whether a directory has such an index."""
+    return os.path.isfile(f"{path}/{INDEX}")
+
+
+def open_at(path: str, prefix: str | None = None) -> Foreign:
+    """Open a directory: the tree of a prefix, or all of them by their names.
+
+    Raises:
+      NoSuchStep: there is no such prefix; names those that there are.
+      DamagedStep, UnsupportedFormat: it cannot be read.
+    """
+    index = _index(f"{path}/{INDEX}")
+    if index.format != "tensorstore":
+        raise UnsupportedFormat(f"an index of {index.format!r} is not known", file=path)
+    arrays = Arrays(path, zarr3=False, ocdbt=False)
+    trees = index.prefixes or {}
+    if prefix is not None:
+        if prefix not in trees:
+            raise NoSuchStep(f"no tree is called {prefix!r}; there are {sorted(trees)}", file=path)
+        return foreign(NAME, path, _tree(arrays, trees[prefix]))
+    if not trees:
+        return foreign(NAME, path, _tree(arrays, index.arrays or []))
+    return foreign(NAME, path, {name: _tree(arrays, found) for name, found in trees.items()})
+
+
+def _index(file: str) -> Index:
+    try:
+        if os.path.getsize(file) > _LARGEST:
+            raise DamagedStep("the index is larger than a reader takes", file=file)
+        with open(file, "rb") as opened:
+            return msgspec.json.decode(opened.read(), type=Index)
+    except OSError as error:
+        raise StorageError(f"cannot be read: {error.strerror}", file=file) from error
+    except msgspec.MsgspecError as error:
+        raise DamagedStep(f"this is no index of eformer's: {error}", file=file) from error
+
+
+def _tree(arrays: Arrays, entries: list[Entry]) -> object:
+    for entry in entries:
+        if any(part in ("", ".", "..") or "\0" in part for part in _parts(entry.path)):
+            raise DamagedStep(f"{entry.path!r} is no path of an array", leaf=entry.path)
+    sources = arrays.open_all(["/".join(_parts(entry.path)) for entry in entries])
+    flat: list[tuple[list[tuple[object, bool]], object]] = []
+    for entry, source in zip(entries, sources, strict=True):
+        if source.shape != entry.shape or source.dtype.name != entry.dtype:
+            raise DamagedStep(
+                f"it is {source.dtype}{list(source.shape)}, and {entry.dtype}{list(entry.shape)} "
+                "by the index",
+                leaf=entry.path,
+            )
+        keys: list[tuple[object, bool]] = [(key, False) for key in _parts(entry.path)]
+        flat.append((keys, Leaf(source, handler=JAX, sharding=ShardingEntry())))
+    return nested(flat) if flat else {}
+
+
+def _parts(path: str) -> list[str]:
+    return path.replace("/", ".").split(".")

@@ -1,0 +1,88 @@
+"""The wire format of flax: a tree of dicts and arrays in one msgpack file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ckptmgr.errors import MsgpackError, StorageError
+from ckptmgr.format import msgpack
+from ckptmgr.format.zarr import NAMES, Shape
+from ckptmgr.interop.base import NUMPY, Foreign, Leaf, foreign
+from ckptmgr.pipeline.extent import Extent
+
+NAME: Final = "msgpack"
+_MAPS: Final = {bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF)}
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """An array that is in memory already."""
+
+    array: np.ndarray
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Its own."""
+        return self.array.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Its own."""
+        return self.array.shape
+
+    @property
+    def aside(self) -> int:
+        """A part is a view."""
+        return 0
+
+    def read(self, extent: Extent) -> np.ndarray:
+        """A view of it."""
+        return self.array[tuple(slice(start, stop) for start, stop in extent)]
+
+
+def recognise(path: str) -> bool:
+    """Whether a file is one of these: a map of msgpack."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        first = file.read(1)
+    return first in _MAPS
+
+
+def open_at(path: str) -> Foreign:
+    """Open a file; all of it is read, as the format knows no parts.
+
+    Raises:
+      DamagedStep, UnsupportedFormat: it cannot be read.
+    """
+    return foreign(NAME, path, leaves_of(path))
+
+
+def leaves_of(path: str) -> object:
+    """The tree of a file, its arrays as leaves."""
+    try:
+        with open(path, "rb") as file:
+            return _leaves(msgpack.restore(file.read()))
+    except OSError as error:
+        raise StorageError(f"cannot be read: {error.strerror}", file=path) from error
+    except MsgpackError as error:
+        error.file = path
+        raise
+
+
+def _leaves(value: Any) -> object:
+    if isinstance(value, dict):
+        return {key: _leaves(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_leaves(child) for child in value]
+    if isinstance(value, tuple):
+        return tuple(_leaves(child) for child in value)
+    if isinstance(value, np.ndarray):
+        return Leaf(InMemory(value), handler=NUMPY)
+    if isinstance(value, np.generic) and value.dtype in NAMES:
+        return Leaf(InMemory(np.asarray(value)), handler="numpy.generic")
+    return None if value is None else Leaf(value=value)
