@@ -155,10 +155,14 @@ def nested(flat: Sequence[tuple[Sequence[tuple[object, bool]], object]]) -> obje
     """A tree of leaves by their keys, each with whether it is the place in a list. Pure.
 
     What is the place in a list at one level is so at all of it, else it is a dict.
+
+    Raises:
+      UnsupportedFormat: the path of one is the beginning of another's.
     """
     if any(not keys for keys, _ in flat):
-        (only,) = (leaf for keys, leaf in flat if not keys)
-        return only
+        if len(flat) > 1:
+            raise UnsupportedFormat("the key path of one leaf is the beginning of another's")
+        return flat[0][1]
     groups: dict[object, list[tuple[Sequence[tuple[object, bool]], object]]] = {}
     for keys, leaf in flat:
         groups.setdefault(keys[0][0], []).append((keys[1:], leaf))

@@ -41,7 +41,7 @@ class InMemory:
 
     def read(self, extent: Extent) -> np.ndarray:
         """A view of it."""
-        return self.array[tuple(slice(start, stop) for start, stop in extent)]
+        return np.asarray(self.array[tuple(slice(start, stop) for start, stop in extent)])
 
 
 def recognise(path: str) -> bool:

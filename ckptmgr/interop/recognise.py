@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from ckptmgr.errors import NoSuchStep, UnsupportedFormat
+from ckptmgr.errors import CheckpointError, NoSuchStep, UnsupportedFormat
 from ckptmgr.format.step import COMMIT_RECORD, step_number
 from ckptmgr.interop import eformer, flax_msgpack, jax_tree, orbax, safetensors
 from ckptmgr.interop.base import Foreign
@@ -44,9 +44,11 @@ def open_foreign(path: str, step: int | None = None) -> Foreign:
             f"there is no checkpoint of a format that is known here ({', '.join(FORMATS)})",
             file=os.path.abspath(path),
         )
-    if name == orbax.NAME:
-        return orbax.open_at(path, step)
-    return FORMATS[name][1](path)
+    try:
+        return orbax.open_at(path, step) if name == orbax.NAME else FORMATS[name][1](path)
+    except CheckpointError as error:
+        error.file = error.file or path
+        raise
 
 
 def foreign_path(path: str | os.PathLike[str]) -> str | None:

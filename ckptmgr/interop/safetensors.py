@@ -101,11 +101,7 @@ def open_at(path: str) -> Foreign:
         keys: list[tuple[object, bool]] = [(key, True) for key in name.split(".")]
         source = Mapped(path, begins + start, dtype, tensor.shape)
         flat.append((keys, Leaf(source, handler=NUMPY)))
-    try:
-        tree = nested(flat) if flat else {}
-    except ValueError as error:
-        raise UnsupportedFormat("one name is the beginning of another", file=path) from error
-    opened = foreign(NAME, path, tree)
+    opened = foreign(NAME, path, nested(flat) if flat else {})
     return Foreign(NAME, path, opened.manifest, opened.sources, metadata=metadata)
 
 

@@ -1,0 +1,1 @@
+"""Other people's checkpoints, written by their own libraries."""
