@@ -5,6 +5,7 @@ from etils import epy
 with epy.lazy_api_imports(globals()):  # the command line does without jax
     from ckptmgr import events
     from ckptmgr.cadence import At, Cadence, Every, OnPreemption, OverheadBelow, WhenIdle
+    from ckptmgr.conversion import convert
     from ckptmgr.distributed.coordinator import Coordinator
     from ckptmgr.errors import (
         AccessDenied,
@@ -69,6 +70,7 @@ __all__ = [
     # saving and restoring
     "CheckpointManager",
     "LoadOptions",
+    "convert",
     "load",
     "load_async",
     "load_structure",

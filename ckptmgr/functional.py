@@ -7,7 +7,6 @@ directory, as a manager writes them; a run directory loads as its newest step.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, Unpack
 import anyio.to_thread
 import jax
 
+from ckptmgr.books import Books
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
 from ckptmgr.errors import (
@@ -27,12 +27,12 @@ from ckptmgr.errors import (
     StepDeleted,
     StepExists,
 )
-from ckptmgr.events import Event, Events, SaveFailed
 from ckptmgr.format.manifest import CommitRecord, Manifest
 from ckptmgr.format.step import StepInfo, step_name
 from ckptmgr.future import LoadFuture, SaveFuture
+from ckptmgr.interop.opening import open_foreign
 from ckptmgr.interop.reader import ForeignReader
-from ckptmgr.interop.recognise import foreign_path, open_foreign
+from ckptmgr.interop.recognise import foreign_path
 from ckptmgr.jobs import SaveJob, unplanned
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter, pack_size
@@ -44,7 +44,7 @@ from ckptmgr.pipeline.header import header
 from ckptmgr.pipeline.leaf_options import LeafRules
 from ckptmgr.pipeline.merge import next_pack
 from ckptmgr.pipeline.planner import Planner
-from ckptmgr.pipeline.records import read_both, read_record, step_info
+from ckptmgr.pipeline.records import read_both, step_info
 from ckptmgr.pipeline.request import LoadOptions, make_request
 from ckptmgr.pipeline.verify import VerifyReport
 from ckptmgr.pipeline.workers import left_in_thread
@@ -129,7 +129,7 @@ def save_async(  # as save
     (store, name), registry, coordinator = parent(path, storage), Registry(handlers), Coordinator()
     here = Processes(coordinator.index, coordinator.count)
     rules, below = LeafRules(leaf_options), pack_size(_PACK_BELOW)
-    books = _Books(store)
+    books = Books(store)
     saver = Saver(store, books, coordinator)
     service = Service(saver, books, coordinator, max_pending=0, writer=False)
 
@@ -325,52 +325,6 @@ def _newest(name: str, run: Catalog) -> tuple[int | None, str]:
 
 def _reader(storage: Storage) -> Service:
     """A service for a load alone."""
-    books, coordinator = _Books(storage), Coordinator()
+    books, coordinator = Books(storage), Coordinator()
     saver = Saver(storage, books, coordinator)
     return Service(saver, books, coordinator, max_pending=0, writer=False)
-
-
-class _Books:
-    """The ledger of a directory that holds one checkpoint."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def refresh(self) -> None:
-        """There is nothing to know."""
-
-    def check(self, name: str) -> None:
-        """Refuse to replace what is no checkpoint."""
-        try:
-            read_record(self._storage, name)
-        except MissingFile as error:
-            raise StepExists(
-                "this path exists and is no checkpoint; it is left alone",
-                file=f"{self._storage.root}/{name}",
-            ) from error
-
-    def newest(self) -> str | None:
-        """There are no steps."""
-        return None
-
-    def commit_time(self) -> float:
-        """Now."""
-        return time.time()
-
-    def add(self, name: str, record: CommitRecord) -> StepInfo:
-        """What was written."""
-        return step_info(record, f"{self._storage.root}/{name}")
-
-    def tell(self, event: Event) -> None:
-        """What happens to one checkpoint is logged, like what happens to a step."""
-        Events(measure=jax.monitoring.record_event_duration_secs).tell(event)
-
-    def failed(self, event: SaveFailed) -> None:
-        """Its future raises; the log says so too."""
-        self.tell(event)
-
-    def retain(self) -> None:
-        """There is nothing to delete."""
-
-    def follow(self) -> None:
-        """There is nothing to follow."""

@@ -26,6 +26,7 @@ from ckptmgr.events import Event, Events
 from ckptmgr.failures import Failures
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import SaveFuture, State
+from ckptmgr.interop.recognise import refuse_foreign_run
 from ckptmgr.jobs import OnBusy, SaveJob, unplanned
 from ckptmgr.life import Life
 from ckptmgr.limiter import ByteLimiter
@@ -137,6 +138,8 @@ class CheckpointManager(Life):
         self._preemption = Preemption()
         self._failures = Failures(count(tolerated_failures, "tolerated_failures"))
         self._storage = storage_of(directory, storage)
+        if not read_only:
+            refuse_foreign_run(self._storage.root)
         self._registry = Registry(handlers)
         rules = LeafRules(leaf_options)
         self._coordinator = coordinator or Coordinator()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, Unpack
@@ -20,6 +21,8 @@ from ckptmgr.errors import (
 from ckptmgr.events import FellBack, RestoreFailed, RestoreFinished, RestoreStarted
 from ckptmgr.format.step import parse_step, step_name
 from ckptmgr.future import LoadFuture
+from ckptmgr.interop.opening import open_foreign
+from ckptmgr.interop.reader import ForeignReader
 from ckptmgr.pipeline import restore
 from ckptmgr.pipeline.request import LoadOptions, Request, make_request
 from ckptmgr.pipeline.workers import left_in_thread
@@ -221,16 +224,38 @@ class Run(Steps):
         *,
         step: int | Literal["newest"] = "newest",
         default_step: int = 0,
+        import_from: str | os.PathLike[str] | None = None,
         **options: Unpack[LoadOptions],
     ) -> tuple[int, T]:
         """The step and the tree to go on from; `(default_step, like)` where nothing is committed.
 
         Blocks and raises like `restore`. A step that is named must be there.
+
+        `import_from`: a run or checkpoint of Orbax, or of another library, to go on from as long
+        as nothing is committed here; its own step counts, where it says one.
         """
         first = parse_step(default_step)
         if isinstance(step, str) and step == "newest":
-            return self._newest(like, options) or (first, like)
+            found = self._newest(like, options)
+            if found is None and import_from is not None:
+                return self._import(import_from, like, first, options)
+            return found or (first, like)
         return self._restore(self._choose(step), like, options)
+
+    def _import(
+        self, path: str | os.PathLike[str], like: T, first: int, options: LoadOptions
+    ) -> tuple[int, T]:
+        """What another library has saved; each process reads it for itself."""
+        request = make_request(like, **options)
+        opened = open_foreign(os.path.abspath(path))
+        future = LoadFuture(opened.step, self._service.dispatch)
+        reader = ForeignReader(opened, self._limiter)
+
+        async def work() -> object:
+            return await restore.assembled(opened.manifest, reader, request, self._registry, future)
+
+        self._service.load(future, work)
+        return first if opened.step is None else opened.step, future.result()
 
 
 def _all_sent(said: Sequence[bytes]) -> bytes:

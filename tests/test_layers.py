@@ -35,6 +35,7 @@ LAYERS = {
     "catalog": 6,
     "interop": 6,
     "jobs": 6,
+    "books": 6,
     "config": 7,
     "saver": 7,
     "queue": 7,
@@ -44,9 +45,10 @@ LAYERS = {
     "life": 11,
     "manager": 12,
     "functional": 13,
-    "cli": 14,
-    "__init__": 14,
-    "colocated": 15,
+    "cli": 15,
+    "conversion": 14,
+    "__init__": 15,
+    "colocated": 16,
 }
 WITHOUT_JAX = {
     "errors",

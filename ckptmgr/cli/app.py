@@ -210,6 +210,25 @@ def watch(
 
 
 @app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="of any format that is known")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="where there is nothing yet")],
+    *,
+    to: Annotated[
+        str | None, typer.Option(help="ckptmgr, safetensors, msgpack, npz; else by DST's suffix")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="of a run; else its newest")] = None,
+    select: Annotated[list[str] | None, typer.Option(help="a glob of key paths")] = None,
+    dtype: Annotated[str | None, typer.Option(help="of floating arrays, as bfloat16")] = None,
+    limit: Annotated[str, typer.Option(help="bytes of arrays in memory at a time")] = "1GiB",
+) -> None:
+    """Write a checkpoint of Orbax, jax, eformer, safetensors, flax or ours in another format."""
+    from ckptmgr.cli import converting  # noqa: PLC0415
+
+    converting.run(source, target, to, step, select or (), dtype, limit)
+
+
+@app.command()
 def bench(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="on the disk to measure")],
     *,

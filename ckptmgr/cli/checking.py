@@ -56,7 +56,7 @@ def _report(storage: Storage, name: str) -> VerifyReport | None:
     """What is wrong with a step; None where it has been deleted."""
     step = step_number(name)
     try:
-        with _bar(f"verifying {name}") as tell, storage.reading(name):
+        with bar(f"verifying {name}") as tell, storage.reading(name):
             return anyio.run(verify, storage, name, ByteLimiter(LIMIT), step, tell)
     except StepDeleted as error:
         if not storage.taken(name):
@@ -87,7 +87,7 @@ def _lines(name: str, report: VerifyReport) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _bar(what: str) -> Iterator[Callable[[Progress], None]]:
+def bar(what: str) -> Iterator[Callable[[Progress], None]]:
     """A bar on stderr, where that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None

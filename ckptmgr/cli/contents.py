@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckptmgr.cli import leaves, text
-from ckptmgr.cli.runs import seen
+from ckptmgr.cli.runs import number, seen
 from ckptmgr.errors import MissingFile, NoSuchStep
 from ckptmgr.format.keypath import SEPARATOR
 from ckptmgr.format.manifest import CommitRecord, LeafEntry, Manifest
 from ckptmgr.format.step import StepInfo, step_number
+from ckptmgr.interop.recognise import foreign_path
 from ckptmgr.pipeline.notes import noted
 from ckptmgr.pipeline.records import read_both, step_info
 from ckptmgr.retention import KeepAll
@@ -51,27 +53,40 @@ def opened(storage: Storage, name: str) -> tuple[CommitRecord, Manifest]:
 
 def show(url: str, step: str, *, depth: int | None, match: Sequence[str], json: bool) -> None:
     """What a checkpoint holds."""
-    storage, name = place(url, step)
-    record, manifest = opened(storage, name)
-    info = noted(storage, name, step_info(record, f"{storage.root}/{name}"))
-    found: Sequence[LeafEntry] = manifest.leaves
+    theirs = foreign_path(url)
+    if theirs:
+        from ckptmgr.interop.opening import open_foreign  # noqa: PLC0415  # it needs jax
+
+        known = open_foreign(theirs, None if step == "newest" else number(step))
+        sizes = sum(map(leaves.nbytes, known.manifest.leaves))
+        info = StepInfo(known.step, 0.0, sizes, len(known.manifest.leaves), known.path)
+        info = dataclasses.replace(info, metrics=known.metrics, metadata=known.metadata)
+        found: Sequence[LeafEntry] = known.manifest.leaves
+        writer = {known.format: ""}
+    else:
+        storage, name = place(url, step)
+        record, manifest = opened(storage, name)
+        info = noted(storage, name, step_info(record, f"{storage.root}/{name}"))
+        found, writer = manifest.leaves, record.writer
     if match:
         chosen = by_globs([(glob, True) for glob in match], [x.path for x in found], "--match")
         found = [leaf for leaf, wanted in zip(found, chosen, strict=True) if wanted]
     if json:
-        said = {"info": info, "writer": record.writer}
+        said = {"info": info, "writer": writer}
         text.say_json({**said, "leaves": [leaves.as_json(leaf) for leaf in found]})
         return
     room = text.width()
-    text.say(text.cut(line, room) for line in (*_header(info, record), "", *_tree(found, depth)))
+    text.say(text.cut(line, room) for line in (*_header(info, writer), "", *_tree(found, depth)))
 
 
-def _header(info: StepInfo, record: CommitRecord) -> Iterator[str]:
+def _header(info: StepInfo, writer: Mapping[str, str]) -> Iterator[str]:
     if info.step is not None:
         yield f"step      {info.step}{' (pinned)' if info.pinned else ''}"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time))
-    yield f"saved     {when}, {text.age(info.time, time.time())}"
-    yield f"by        {', '.join(f'{name} {version}' for name, version in record.writer.items())}"
+    if info.time:  # which others do not say
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.time))
+        yield f"saved     {when}, {text.age(info.time, time.time())}"
+    said = ", ".join(f"{name} {version}".rstrip() for name, version in writer.items())
+    yield f"by        {said}"
     yield f"holds     {size(info.nbytes)} in {count(info.leaves)}"
     if info.metrics:
         yield f"metrics   {text.values(info.metrics)}"
@@ -94,9 +109,9 @@ def _tree(found: Sequence[LeafEntry], depth: int | None) -> Iterator[str]:
         for level, prefix in enumerate(above if depth is None else above[:depth]):
             if prefix not in said:
                 said.add(prefix)
-                number, total = counts[prefix]
+                children, total = counts[prefix]
                 name = "  " * level + prefix.rpartition(SEPARATOR)[2] + SEPARATOR
-                rows.append((name, count(number), size(total), ""))
+                rows.append((name, count(children), size(total), ""))
         if depth is None or len(above) < depth:
             name = "  " * len(above) + leaf.path.rpartition(SEPARATOR)[2]
             shown = size(leaves.nbytes(leaf)) if leaf.arrays else ""

@@ -13,6 +13,7 @@ from ckptmgr.cli.runs import Seen, look, rules, verdict, works, writing
 from ckptmgr.cli.text import Column
 from ckptmgr.errors import DamagedStep, InvalidOption
 from ckptmgr.format.step import step_name
+from ckptmgr.interop.recognise import foreign_path, orbax_steps, recognised
 from ckptmgr.notation import parse_retention
 from ckptmgr.status import Work
 from ckptmgr.units import size
@@ -30,6 +31,10 @@ _COLUMNS: Final = (
 
 def ls(url: str, *, json: bool) -> None:
     """Every step, the newest first, and the saves that are on their way."""
+    theirs = foreign_path(url)
+    if theirs:
+        _ls_theirs(theirs, json=json)
+        return
     seen = look(url)
     now, steps, damaged = time.time(), seen.catalog.steps, seen.catalog.damaged
     keep = rules(seen, None)
@@ -60,6 +65,19 @@ def ls(url: str, *, json: bool) -> None:
         *(("", "set aside", "", "", "", "", name) for name in seen.aside),
     ]
     text.say(text.table(_COLUMNS, rows) if rows else "no step is committed yet")
+
+
+def _ls_theirs(path: str, *, json: bool) -> None:
+    """The committed steps of a run of Orbax; a checkpoint of another library as one without."""
+    name = recognised(path)
+    steps = orbax_steps(path) if name == "orbax" else {}
+    rows = [(str(step), f"of {name}", place) for step, place in sorted(steps.items(), reverse=True)]
+    rows = rows or [("", f"of {name}", path)]
+    if json:
+        said = [{"step": int(s) if s else None, "state": w, "path": p} for s, w, p in rows]
+        text.say_json({"run": path, "saving": [], "steps": said})
+    else:
+        text.say(text.table((Column("step", right=True), Column("state"), Column("path")), rows))
 
 
 def _as_json(

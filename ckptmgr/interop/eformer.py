@@ -15,10 +15,10 @@ import msgspec
 from ckptmgr.errors import DamagedStep, NoSuchStep, StorageError, UnsupportedFormat
 from ckptmgr.format.manifest import ShardingEntry
 from ckptmgr.interop.base import JAX, Foreign, Leaf, foreign, nested
+from ckptmgr.interop.recognise import EFORMER_INDEX
 from ckptmgr.interop.tensorstores import Arrays
 
 NAME: Final = "eformer"
-INDEX: Final = "tensorstore_index.json"
 _LARGEST: Final = 1 << 30  # bytes
 
 
@@ -39,11 +39,6 @@ class Index(msgspec.Struct):
     arrays: list[Entry] | None = None
 
 
-def recognise(path: str) -> bool:
-    """Whether a directory has such an index."""
-    return os.path.isfile(f"{path}/{INDEX}")
-
-
 def open_at(path: str, prefix: str | None = None) -> Foreign:
     """Open a directory: the tree of a prefix, or all of them by their names.
 
@@ -51,7 +46,7 @@ def open_at(path: str, prefix: str | None = None) -> Foreign:
       NoSuchStep: there is no such prefix; names those that there are.
       DamagedStep, UnsupportedFormat: it cannot be read.
     """
-    index = _index(f"{path}/{INDEX}")
+    index = _index(f"{path}/{EFORMER_INDEX}")
     if index.format != "tensorstore":
         raise UnsupportedFormat(f"an index of {index.format!r} is not known", file=path)
     arrays = Arrays(path, zarr3=False, ocdbt=False)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from ckptmgr.errors import MsgpackError, StorageError
-from ckptmgr.format import msgpack
+from ckptmgr.format import keypath, msgpack
 from ckptmgr.format.zarr import NAMES, Shape
 from ckptmgr.interop.base import NUMPY, Foreign, Leaf, foreign
+from ckptmgr.interop.writing import Item, Read
 from ckptmgr.pipeline.extent import Extent
 
 NAME: Final = "msgpack"
-_MAPS: Final = {bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,6 @@ class InMemory:
     def read(self, extent: Extent) -> np.ndarray:
         """A view of it."""
         return np.asarray(self.array[tuple(slice(start, stop) for start, stop in extent)])
-
-
-def recognise(path: str) -> bool:
-    """Whether a file is one of these: a map of msgpack."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        first = file.read(1)
-    return first in _MAPS
 
 
 def open_at(path: str) -> Foreign:
@@ -86,3 +77,27 @@ def _leaves(value: Any) -> object:
     if isinstance(value, np.generic) and value.dtype in NAMES:
         return Leaf(InMemory(np.asarray(value)), handler="numpy.generic")
     return None if value is None else Leaf(value=value)
+
+
+class Writer:
+    """Writes dicts of arrays, numbers and texts. All of it is in memory, as the format has it."""
+
+    def unfit(self, path: str, item: Item) -> str | None:
+        """None: it is a tree of dicts, the keys of lists being their places."""
+        return "it has no name" if path == "" else None
+
+    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
+        """Read all, then write."""
+        tree: dict[str, Any] = {}
+        for name, item in items.items():
+            *above, last = keypath.split(name)
+            place = tree
+            for key in above:
+                place = place.setdefault(key, {})
+            if item.source is None:
+                place[last] = item.value
+                continue
+            with read(item) as array:
+                place[last] = array
+        with open(path, "xb") as file:
+            file.write(msgpack.serialize(tree, in_place=True))

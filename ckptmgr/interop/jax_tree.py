@@ -7,7 +7,6 @@ that was lost cannot be told from one of these.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 import jax
@@ -15,15 +14,10 @@ import jax
 from ckptmgr.errors import DamagedStep, UnsupportedFormat
 from ckptmgr.format.manifest import ShardingEntry
 from ckptmgr.interop.base import JAX, Foreign, Leaf, foreign
+from ckptmgr.interop.recognise import JAX_STORE
 from ckptmgr.interop.tensorstores import Arrays
 
 NAME: Final = "jax"
-_TREE, _STORE = "pytreedef.json", "array_store"
-
-
-def recognise(path: str) -> bool:
-    """Whether a directory is one of these."""
-    return os.path.isfile(f"{path}/{_TREE}") and os.path.isdir(f"{path}/{_STORE}")
 
 
 def open_at(path: str) -> Foreign:
@@ -36,7 +30,7 @@ def open_at(path: str) -> Foreign:
     # As jax numbers leaves: dicts by their sorted keys, and None is one.
     kinds = jax.tree.leaves(tree, is_leaf=lambda node: node is None)
     numbers = [number for number, kind in enumerate(kinds) if kind is not None]
-    arrays = Arrays(f"{path}/{_STORE}", zarr3=True, ocdbt=True, missing=True)
+    arrays = Arrays(f"{path}/{JAX_STORE}", zarr3=True, ocdbt=True, missing=True)
     sources = iter(arrays.open_all(list(map(str, numbers))))
 
     def made(node: Any) -> object:

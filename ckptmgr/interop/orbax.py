@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,16 +18,19 @@ import msgspec
 
 from ckptmgr.errors import DamagedStep, NoSuchStep, StorageError, UnsupportedFormat
 from ckptmgr.format.manifest import ShardingEntry
-from ckptmgr.format.step import LARGEST_STEP
 from ckptmgr.interop.base import JAX, NUMPY, Foreign, Leaf, foreign, nested
 from ckptmgr.interop.flax_msgpack import leaves_of
+from ckptmgr.interop.recognise import (
+    ORBAX_AGGREGATED,
+    ORBAX_ITEM,
+    ORBAX_TREE,
+    is_orbax_tree,
+    orbax_steps,
+)
 from ckptmgr.interop.tensorstores import Arrays
 
 NAME: Final = "orbax"
 _LARGEST: Final = 1 << 30  # bytes of a file of metadata
-_STEP: Final = re.compile(r"(?:[A-Za-z][\w-]*_)?(\d{1,19})")
-_TREE, _ITEM = "_METADATA", "_CHECKPOINT_METADATA"
-_AGGREGATED: Final = "checkpoint"
 _SEQUENCE: Final = 1  # of the kinds of keys
 _PLACEHOLDER: Final = "PLACEHOLDER://"
 _EMPTY: Final[dict[str, object]] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
@@ -65,34 +67,6 @@ class _Item(msgspec.Struct):
     custom_metadata: dict[str, Any] | None = None
 
 
-def recognise(path: str) -> bool:
-    """Whether a directory is a tree, a step or a run of Orbax."""
-    return _is_tree(path) or os.path.exists(f"{path}/{_ITEM}") or bool(steps(path))
-
-
-def _is_tree(path: str) -> bool:
-    return os.path.exists(f"{path}/{_TREE}") or os.path.isfile(f"{path}/{_AGGREGATED}")
-
-
-def steps(path: str) -> dict[int, str]:
-    """The committed steps of a run, each with its directory."""
-    found = {}
-    for name in os.listdir(path) if os.path.isdir(path) else ():
-        match = _STEP.fullmatch(name)
-        directory = f"{path}/{name}"
-        step = int(match[1]) if match and os.path.isdir(directory) else -1
-        if 0 <= step <= LARGEST_STEP and _is_step(directory):
-            found[step] = directory
-    return dict(sorted(found.items()))
-
-
-def _is_step(path: str) -> bool:
-    """Whether it is committed: it has metadata, or items that have."""
-    if os.path.exists(f"{path}/{_ITEM}") or _is_tree(path):
-        return True
-    return any(_is_tree(f"{path}/{name}") for name in os.listdir(path))
-
-
 def open_at(path: str, step: int | None = None) -> Foreign:
     """Open a tree, a step, or a run at a step or its newest.
 
@@ -100,11 +74,11 @@ def open_at(path: str, step: int | None = None) -> Foreign:
       NoSuchStep: the run has no such step, or no committed one.
       DamagedStep, UnsupportedFormat: what is there cannot be read.
     """
-    if _is_tree(path):
+    if is_orbax_tree(path):
         return foreign(NAME, path, _tree(path))
-    if os.path.exists(f"{path}/{_ITEM}"):
+    if os.path.exists(f"{path}/{ORBAX_ITEM}"):
         return _step(path, None)
-    there = steps(path)
+    there = orbax_steps(path)
     chosen = max(there, default=None) if step is None else step
     if chosen is None or chosen not in there:
         raise NoSuchStep(f"of this run of Orbax there are the steps {list(there)}", step=step)
@@ -113,7 +87,9 @@ def open_at(path: str, step: int | None = None) -> Foreign:
 
 def _step(path: str, step: int | None) -> Foreign:
     """A step: what its one unnamed item holds, or a dict of its items."""
-    said = _json(f"{path}/{_ITEM}", _Item) if os.path.exists(f"{path}/{_ITEM}") else _Item()
+    said = (
+        _json(f"{path}/{ORBAX_ITEM}", _Item) if os.path.exists(f"{path}/{ORBAX_ITEM}") else _Item()
+    )
     items = {
         name: f"{path}/{name}"
         for name in sorted(os.listdir(path))
@@ -137,12 +113,12 @@ def _item(path: str, handler: str) -> object:
     """The tree of one item."""
     if os.path.isdir(f"{path}/jax_random_key"):
         return _key(path)
-    if os.path.exists(f"{path}/{_TREE}"):
+    if os.path.exists(f"{path}/{ORBAX_TREE}"):
         tree = _tree(path)
         if isinstance(tree, dict) and "ArrayCheckpointHandler" in handler:
             return tree.get("checkpoint", tree)
         return tree
-    if os.path.isfile(f"{path}/{_AGGREGATED}"):
+    if os.path.isfile(f"{path}/{ORBAX_AGGREGATED}"):
         return _tree(path)
     files = [name for name in os.listdir(path) if name != "commit_success.txt"]
     if files == ["metadata"]:
@@ -175,9 +151,9 @@ def plain(value: object) -> object:
 
 
 def _tree(path: str) -> object:
-    if not os.path.exists(f"{path}/{_TREE}"):
+    if not os.path.exists(f"{path}/{ORBAX_TREE}"):
         return _aggregated(path)
-    said = _json(f"{path}/{_TREE}", _Tree)
+    said = _json(f"{path}/{ORBAX_TREE}", _Tree)
     ocdbt = said.use_ocdbt and os.path.exists(f"{path}/manifest.ocdbt")
     arrays = Arrays(path, zarr3=said.use_zarr3, ocdbt=ocdbt)
     texts = _strings(path)
@@ -221,7 +197,7 @@ def _leaf(kind: str, source: Any, sharding: ShardingEntry | None) -> Leaf:
 
 def _aggregated(path: str) -> object:
     """A tree of before `_METADATA`: msgpack, whose arrays may lie beside it as Zarr 2."""
-    tree = leaves_of(f"{path}/{_AGGREGATED}")
+    tree = leaves_of(f"{path}/{ORBAX_AGGREGATED}")
     arrays = Arrays(path, zarr3=False, ocdbt=os.path.exists(f"{path}/manifest.ocdbt"))
 
     def resolved(node: object) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,12 +18,14 @@ import msgspec
 import numpy as np
 
 from ckptmgr.errors import DamagedStep, StorageError, UnsupportedFormat
+from ckptmgr.format.keypath import SEPARATOR
 from ckptmgr.format.zarr import Shape
 from ckptmgr.interop.base import NUMPY, Foreign, Leaf, foreign, nested
+from ckptmgr.interop.recognise import LONGEST_HEADER
+from ckptmgr.interop.writing import Item, Read
 from ckptmgr.pipeline.extent import Extent
 
 NAME: Final = "safetensors"
-_LONGEST: Final = 100_000_000  # bytes of a header, as the format has it
 _LENGTH: Final = struct.Struct("<Q")
 DTYPES: Final[dict[str, np.dtype]] = {
     "BOOL": np.dtype(bool),
@@ -66,18 +69,6 @@ class Mapped:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def recognise(path: str) -> bool:
-    """Whether a file begins with such a header."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        head = file.read(_LENGTH.size + 1)
-    if len(head) <= _LENGTH.size or head[-1:] != b"{":
-        return False
-    (length,) = _LENGTH.unpack(head[: _LENGTH.size])
-    return bool(length <= _LONGEST)
-
-
 def open_at(path: str) -> Foreign:
     """Open a file; only its header is read.
 
@@ -110,7 +101,7 @@ def _header(path: str) -> tuple[dict[str, _Tensor], int, dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-            if length > min(_LONGEST, os.path.getsize(path)):
+            if length > min(LONGEST_HEADER, os.path.getsize(path)):
                 raise DamagedStep("its header is longer than the file", file=path)
             header = msgspec.json.decode(file.read(length), type=dict[str, Any])
         metadata = header.pop("__metadata__", {})
@@ -120,3 +111,38 @@ def _header(path: str) -> tuple[dict[str, _Tensor], int, dict[str, Any]]:
     except (msgspec.MsgspecError, struct.error) as error:
         raise DamagedStep(f"this is no header of safetensors: {error}", file=path) from error
     return tensors, _LENGTH.size + length, metadata
+
+
+class Writer:
+    """Writes arrays under their key paths, joined by dots; Python numbers as arrays of one."""
+
+    def unfit(self, path: str, item: Item) -> str | None:
+        """Texts, dtypes that the format lacks, and names that would not come back."""
+        if item.source is None and not isinstance(item.value, bool | int | float):
+            return f"it is a {type(item.value).__name__}"
+        if "." in path or path in ("", "__metadata__"):
+            return "its name would not come back as it is"
+        return None if item.dtype in _CODES else f"there is no dtype {item.dtype}"
+
+    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
+        """The header, then one array after the other; the widest first, so that each is aligned."""
+        ordered = sorted(items.items(), key=lambda pair: (-pair[1].dtype.itemsize, pair[0]))
+        header, begins = {}, 0
+        for name, item in ordered:
+            stop = begins + item.nbytes
+            header[name.replace(SEPARATOR, ".")] = {
+                "dtype": _CODES[item.dtype],
+                "shape": item.shape,
+                "data_offsets": [begins, stop],
+            }
+            begins = stop
+        text = msgspec.json.encode(header)
+        text += b" " * (-len(text) % 8)
+        with open(path, "xb") as file:
+            file.write(_LENGTH.pack(len(text)) + text)
+            for _, item in ordered:
+                with read(item) as array:
+                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+_CODES: Final = {dtype: code for code, dtype in DTYPES.items()}

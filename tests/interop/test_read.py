@@ -23,7 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import ckptmgr
 from ckptmgr import CheckpointError, DamagedStep, NoSuchStep, TreeMismatch, UnsupportedFormat
 from ckptmgr.interop import eformer
-from ckptmgr.interop.recognise import open_foreign
+from ckptmgr.interop.opening import open_foreign
+from ckptmgr.interop.recognise import EFORMER_INDEX
 from tests.trees import assert_same
 
 # Those that TensorStore's zarr driver, and so each of them, can store.
@@ -196,7 +197,7 @@ def written_by_eformer(path: Path, trees: dict[str, dict[str, Any]], *, prefixes
     body: dict[str, Any] = {"format": "tensorstore", "version": 2, "prefixes": index}
     if not prefixes:
         body = {"format": "tensorstore", "version": 1, "arrays": index[""]}
-    (path / eformer.INDEX).write_text(json.dumps(body))
+    (path / EFORMER_INDEX).write_text(json.dumps(body))
 
 
 def test_the_index_of_eformer(tmp_path: Path) -> None:

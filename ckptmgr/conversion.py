@@ -1,0 +1,300 @@
+"""Conversion: a checkpoint of any known format into another, leaf by leaf under the limit.
+
+Into ours it goes the way of every save: planned on arrays that have a shape but no
+bytes, then read as the snapshot asks for each of them, while earlier ones are written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from ckptmgr.books import Books
+from ckptmgr.catalog import Catalog
+from ckptmgr.distributed.coordinator import Coordinator
+from ckptmgr.errors import InvalidOption, StepExists, UnsupportedFormat
+from ckptmgr.format.manifest import LeafEntry
+from ckptmgr.format.scalar import from_json
+from ckptmgr.format.step import step_name
+from ckptmgr.format.zarr import RAW, Shape
+from ckptmgr.future import Progress, SaveFuture
+from ckptmgr.interop import flax_msgpack, npz, safetensors
+from ckptmgr.interop.base import PYTHON, Foreign, Source
+from ckptmgr.interop.opening import open_foreign
+from ckptmgr.interop.own import open_step
+from ckptmgr.interop.recognise import foreign_path
+from ckptmgr.interop.writing import Format, Tell, export
+from ckptmgr.jobs import SaveJob
+from ckptmgr.limiter import ByteLimiter
+from ckptmgr.options import limiter
+from ckptmgr.pipeline import extent
+from ckptmgr.pipeline.extent import Extent
+from ckptmgr.pipeline.handover import Handover
+from ckptmgr.pipeline.header import header
+from ckptmgr.pipeline.plan import PlannedArray
+from ckptmgr.pipeline.planner import Planner
+from ckptmgr.retention import KeepAll
+from ckptmgr.saver import Saver
+from ckptmgr.service import Service
+from ckptmgr.storage.url import ObjectStore, at, parent
+from ckptmgr.tree import structure
+from ckptmgr.tree.globs import by_globs
+from ckptmgr.tree.handlers import Encoded, Handler
+from ckptmgr.tree.registry import Registry
+
+OURS: Final = "ckptmgr"
+FORMATS: Final[dict[str, Format]] = {
+    safetensors.NAME: safetensors.Writer(),
+    flax_msgpack.NAME: flax_msgpack.Writer(),
+    npz.NAME: npz.Writer(),
+}
+_SUFFIXES: Final = {".safetensors": "safetensors", ".msgpack": "msgpack", ".npz": "npz"}
+_PACK_BELOW: Final = 1 << 20  # bytes
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    step: int | None = None,
+    select: str | Sequence[str] = (),
+    dtype: object = None,
+    in_flight_bytes: int | str | ByteLimiter | None = None,
+    storage: ObjectStore | None = None,
+    tell: Tell = lambda _: None,
+) -> None:
+    """Write the checkpoint at `source`, of any format that is known, to `target` in another.
+
+    Blocks until it is durable; reads and writes leaf by leaf, at most `in_flight_bytes` at a time
+    (but for msgpack, which has to be made in one piece). Nothing is left where it fails.
+
+    Args:
+      source: one checkpoint, or a run, of which the newest step is taken.
+      target: where to; there must be nothing.
+      to: "ckptmgr", "safetensors", "msgpack" or "npz"; None: by the target's suffix, else ours.
+      step: which step of a run.
+      select: globs of key paths; what matches none is left out.
+      dtype: floating arrays are converted to it, as in dtype="bfloat16".
+      in_flight_bytes: the most memory for arrays, as of CheckpointManager.
+      storage: how to reach an object store, where one of the two is a URL.
+      tell: hears of the progress.
+
+    Raises:
+      NoSuchStep: there is nothing to convert.
+      StepExists: there is something at `target`.
+      UnsupportedFormat: leaves cannot be expressed there; all are named, nothing is written.
+      DamagedStep: what is to be read is not whole.
+      InvalidOption, TreeMismatch: an option is impossible; a glob matches no leaf.
+    """
+    kind = to or _SUFFIXES.get(os.path.splitext(os.fspath(target))[1], OURS)
+    if kind not in (OURS, *FORMATS):
+        raise InvalidOption(f"the formats that can be written are {[OURS, *FORMATS]}, not {kind!r}")
+    found = opened(source, step, storage)
+    if dtype is not None:
+        found = _cast(found, jnp.dtype(str(dtype)))
+    chosen = [select] if isinstance(select, str) else list(select)
+    limit = limiter(in_flight_bytes)
+    if kind == OURS:
+        _save(found, chosen, target, limit, storage, tell)
+    else:
+        export(_selected(found, chosen), os.path.abspath(target), FORMATS[kind], kind, limit, tell)
+
+
+def opened(
+    path: str | os.PathLike[str], step: int | None = None, storage: ObjectStore | None = None
+) -> Foreign:
+    """The checkpoint at a path, whatever its format; of a run a step, or its newest.
+
+    Raises:
+      NoSuchStep, DamagedStep, UnsupportedFormat: it is not there, or cannot be read.
+    """
+    theirs = foreign_path(path)
+    if theirs:
+        return open_foreign(theirs, step)
+    store, name = at(path, storage)
+    if not name:
+        run = Catalog(store, KeepAll())
+        run.refresh()
+        name = step_name(run.find(step).step or 0)
+    return open_step(store, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """An array that is read as another dtype."""
+
+    source: Source
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.source.shape
+
+    @property
+    def aside(self) -> int:
+        return self.source.aside + _nbytes(self.source)
+
+    def read(self, part: Extent) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return self.source.read(part).astype(self.dtype)
+
+
+def _nbytes(source: Source) -> int:
+    return int(np.prod(source.shape, dtype=np.int64)) * source.dtype.itemsize
+
+
+def _cast(found: Foreign, dtype: np.dtype) -> Foreign:
+    """The checkpoint with its floating arrays in another dtype."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise InvalidOption(f"--dtype is a floating one, such as bfloat16, not {dtype}")
+    sources = {
+        leaf: _Cast(source, dtype) if jnp.issubdtype(source.dtype, jnp.floating) else source
+        for leaf, source in found.sources.items()
+    }
+    return dataclasses.replace(found, sources=sources)
+
+
+def _chosen(found: Foreign, select: Sequence[str]) -> list[bool]:
+    """Which leaves are wanted."""
+    paths = [leaf.path for leaf in found.manifest.leaves]
+    if not select:
+        return [True] * len(paths)
+    return [bool(hit) for hit in by_globs([(glob, True) for glob in select], paths, "select")]
+
+
+def _selected(found: Foreign, select: Sequence[str]) -> Foreign:
+    """The checkpoint with those leaves alone, for formats that have no structure to keep."""
+    wanted = [number for number, want in enumerate(_chosen(found, select)) if want]
+    leaves = tuple(found.manifest.leaves[number] for number in wanted)
+    sources = {new: found.sources[n] for new, n in enumerate(wanted) if n in found.sources}
+    manifest = msgspec.structs.replace(found.manifest, leaves=leaves)
+    return dataclasses.replace(found, manifest=manifest, sources=sources)
+
+
+class _Unread:
+    """An array whose bytes are read when numpy asks for them: by the snapshot."""
+
+    def __init__(self, source: Source, read: Callable[[int], None]) -> None:
+        self.dtype, self.shape = source.dtype, source.shape
+        self.nbytes = _nbytes(source)
+        self._source = source
+        self._read = read
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        found = self._source.read(extent.whole(self.shape))
+        self._read(self.nbytes)
+        return found
+
+    def is_deleted(self) -> bool:
+        """As jax's arrays have it."""
+        return False
+
+
+class _Named(Handler):
+    """The handler that made a leaf, by its name alone: nothing is encoded any more."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def encode(self, leaf: object) -> Encoded:
+        """Nothing is."""
+        raise NotImplementedError
+
+    def decode(self, value: object, arrays: object) -> object:
+        """Nor decoded."""
+        raise NotImplementedError
+
+
+def _save(
+    found: Foreign,
+    select: Sequence[str],
+    target: str | os.PathLike[str],
+    limit: ByteLimiter,
+    storage: ObjectStore | None,
+    tell: Tell,
+) -> None:
+    """Save it as one of ours."""
+    store, name = parent(target, storage)
+    if store.taken(name):
+        raise StepExists("there is something of this name; remove it first", file=target)
+    books = Books(store)
+    service = Service(
+        Saver(store, books, Coordinator()), books, Coordinator(), max_pending=0, writer=False
+    )
+    try:
+        job = _job(found, _chosen(found, select), name, service, tell)
+        service.save(job, limit, "wait", borrow=False)
+        job.future.result()
+    finally:
+        service.finish()
+
+
+def _job(
+    found: Foreign, wanted: Sequence[bool], name: str, service: Service, tell: Tell
+) -> SaveJob:
+    leaves = found.manifest.leaves
+    shapes = [
+        _dummy(leaf, found.sources.get(number)) if want else None
+        for number, (leaf, want) in enumerate(zip(leaves, wanted, strict=True))
+    ]
+    tree = structure.build(found.manifest.structure, shapes, _refuse(found))
+    planned = Planner(Registry(()), _PACK_BELOW).plan(tree)
+    kept = [number for number, shape in enumerate(shapes) if shape is not None]
+    numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+    order = [numbers[path] for path in planned.plan.paths]
+    assert sorted(order) == kept, "a tree of theirs is flattened by its key paths"
+    entries = [leaves[number] for number in order]
+    plan = dataclasses.replace(
+        planned.plan,
+        handlers=tuple(_Named(entry.handler) for entry in entries),
+        arrays=tuple(
+            tuple(_as_theirs(array, entry) for array in arrays)
+            for arrays, entry in zip(planned.plan.arrays, entries, strict=True)
+        ),
+        own=tuple(_as_theirs(array, entries[array.leaf]) for array in planned.plan.own),
+    )
+    done = 0
+
+    def read(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        tell(Progress(done, plan.nbytes))
+
+    arrays: list[Any] = [
+        {"": _Unread(found.sources[number], read)} if number in found.sources else {}
+        for number in order
+    ]
+    planned = planned._replace(plan=plan, arrays=arrays, values=[e.value for e in entries])
+    future = SaveFuture(found.step, service.dispatch)
+    head = header(found.step, dict(found.metrics), dict(found.metadata))
+    return SaveJob(name, planned, head, False, future, Handover(service.kick))
+
+
+def _dummy(leaf: LeafEntry, source: Source | None) -> object:
+    """What is planned in the place of a leaf: an array without memory, or the value itself."""
+    if source is None:
+        return from_json(leaf.value) if leaf.handler == PYTHON else 0
+    return np.lib.stride_tricks.as_strided(
+        np.zeros((), source.dtype), source.shape, (0,) * len(source.shape)
+    )
+
+
+def _as_theirs(array: PlannedArray, entry: LeafEntry) -> PlannedArray:
+    """With the sharding of the leaf; and read into memory that nobody else has."""
+    sharding = entry.arrays[0].sharding if entry.arrays else None
+    return msgspec.structs.replace(array, sharding=sharding, raw=array.codec == RAW)
+
+
+def _refuse(found: Foreign) -> Any:
+    def refuse(*_: object) -> object:
+        raise UnsupportedFormat("it has nodes of classes that only jax knows", file=found.path)
+
+    return refuse

@@ -1,0 +1,190 @@
+"""Checkpoints from one format into another, by the function and by the command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.numpy
+
+import ckptmgr
+from ckptmgr import (
+    ByteLimiter,
+    CheckpointManager,
+    DamagedStep,
+    InvalidOption,
+    KeepLast,
+    MemoryStorage,
+    NoSuchStep,
+    StepExists,
+    StorageError,
+    TreeMismatch,
+    UnsupportedFormat,
+    convert,
+)
+from tests.cli.conftest import Shell, shell
+from tests.interop.test_read import scalars, sharded, tree
+from tests.trees import assert_same
+
+__all__ = ["shell"]  # a fixture
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A run of Orbax with two steps."""
+    with ocp.CheckpointManager(tmp_path / "theirs") as manager:
+        for step in (1, 2):
+            state = {**tree(), **scalars(), "step": step}
+            manager.save(step, args=ocp.args.PyTreeSave(state))
+    return tmp_path / "theirs"
+
+
+def test_a_run_of_orbax_becomes_a_checkpoint_of_ours(theirs: Path, tmp_path: Path) -> None:
+    """Bit for bit, class for class, with its shardings; verified like any other."""
+    convert(theirs, tmp_path / "ours")
+    want = {**tree(), **scalars(), "step": 2}
+    found = ckptmgr.load(tmp_path / "ours")
+    assert_same(found, want)
+    assert found["params"]["w"].sharding == tree()["params"]["w"].sharding
+    assert ckptmgr.verify(tmp_path / "ours").ok
+    convert(theirs, tmp_path / "first", step=1)
+    assert ckptmgr.load(tmp_path / "first")["step"] == 1
+
+
+def test_parts_and_dtypes(theirs: Path, tmp_path: Path) -> None:
+    """What is not selected is left out; floating arrays are cast, others are not."""
+    convert(theirs, tmp_path / "ours", select=["params", "host"], dtype="bfloat16")
+    found = ckptmgr.load(tmp_path / "ours")
+    assert found["params"]["w"].dtype == jnp.bfloat16
+    assert_same(found["host"], tree()["host"])
+    assert found["zeros"] is None
+    with pytest.raises(TreeMismatch, match="matches no leaf"):
+        convert(theirs, tmp_path / "other", select="parms")
+    with pytest.raises(InvalidOption, match="a floating one"):
+        convert(theirs, tmp_path / "other", dtype="int8")
+    with pytest.raises(InvalidOption, match="the formats that can be written"):
+        convert(theirs, tmp_path / "other", to="pickle")
+    assert not (tmp_path / "other").exists()
+
+
+def test_into_safetensors_and_back(theirs: Path, tmp_path: Path) -> None:
+    """Which its own library reads; and so do we."""
+    path = tmp_path / "model.safetensors"
+    convert(theirs, path, select="params", dtype="float32")
+    found = safetensors.numpy.load_file(path)
+    assert sorted(found) == ["params.b", "params.v", "params.w"]
+    assert np.array_equal(found["params.w"], np.arange(64.0).reshape(8, 8))
+    back = ckptmgr.load(path)
+    assert_same(back["params"]["w"], np.asarray(tree()["params"]["w"]))
+    convert(path, tmp_path / "ours")
+    assert_same(ckptmgr.load(tmp_path / "ours"), back)
+
+
+def test_into_npz_and_msgpack(tmp_path: Path) -> None:
+    """Which numpy and flax read, without pickles."""
+    state: dict[str, Any] = {"a": jnp.arange(6.0), "b": {"c": [np.int16(3), 0.5]}, "s": "text"}
+    ckptmgr.save(tmp_path / "ours", state)
+    convert(tmp_path / "ours", tmp_path / "state.npz")
+    with np.load(tmp_path / "state.npz", allow_pickle=False) as found:
+        assert sorted(found) == ["a", "b/c/0", "b/c/1", "s"]
+        assert np.array_equal(found["a"], np.arange(6.0))
+    convert(tmp_path / "ours", tmp_path / "state.msgpack")
+    found = ckptmgr.msgpack.restore((tmp_path / "state.msgpack").read_bytes())
+    assert found["b"]["c"]["1"] == 0.5
+    assert_same(ckptmgr.load(tmp_path / "state.msgpack")["s"], "text")
+
+
+def test_what_cannot_be_expressed_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    """All of it, by its paths."""
+    ckptmgr.save(
+        tmp_path / "ours",
+        {
+            "text": "x",
+            "key": jax.random.key(0),
+            "a.b": jnp.ones(1),
+            "half": jnp.ones(2, "bfloat16"),
+        },
+    )
+    with pytest.raises(UnsupportedFormat) as caught:
+        convert(tmp_path / "ours", tmp_path / "m.safetensors")
+    for words in ("'text': it is a str", "'key': it is a jax.random.key", "'a.b': its name"):
+        assert words in str(caught.value)
+    with pytest.raises(UnsupportedFormat, match="'half': numpy has no dtype bfloat16"):
+        convert(tmp_path / "ours", tmp_path / "m.npz", select="half")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours"]
+    convert(tmp_path / "ours", tmp_path / "m.npz", select="half", dtype="float32")
+
+
+def test_nothing_is_left_where_it_fails(tmp_path: Path) -> None:
+    """A chunk of the source that is not whole; a target that is there."""
+    ckptmgr.save(tmp_path / "ours", {"a": jnp.arange(400_000.0), "b": jnp.ones(3)})
+    chunk = next((tmp_path / "ours" / "arrays").rglob("c.*"))
+    data = bytearray(chunk.read_bytes())
+    data[5] ^= 1
+    chunk.write_bytes(data)
+    for target in ("m.safetensors", "m.npz", "m.msgpack", "copy"):
+        with pytest.raises(DamagedStep):
+            convert(tmp_path / "ours", tmp_path / target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours"]
+    (tmp_path / "m.npz").write_text("mine")
+    with pytest.raises(StepExists, match="remove it first"):
+        convert(tmp_path / "ours", tmp_path / "m.npz")
+    with pytest.raises(NoSuchStep):
+        convert(tmp_path / "absent", tmp_path / "other")
+
+
+def test_it_goes_through_a_limit_that_is_smaller_than_the_tree(tmp_path: Path) -> None:
+    """One array after the other, written while the next is read."""
+    arrays = {f"a{n}": jnp.full(500_000, n, jnp.float32) for n in range(12)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "theirs", arrays)
+    limit = ByteLimiter(6 << 20)
+    convert(tmp_path / "theirs", tmp_path / "ours", in_flight_bytes=limit)
+    assert_same(ckptmgr.load(tmp_path / "ours"), arrays)
+    assert limit.statistics().used_bytes == 0
+    assert 0 < limit.statistics().peak_bytes <= 6 << 20
+
+
+def test_a_trainer_goes_on_from_a_run_of_orbax(tmp_path: Path) -> None:
+    """Once; then from its own. What it wrote itself it never touches."""
+    state = {"w": sharded(jnp.arange(8.0), "data"), "n": jnp.int32(3)}
+    with ocp.CheckpointManager(tmp_path / "old") as manager:
+        manager.save(40, args=ocp.args.StandardSave(state))
+    before = sorted(path for path in (tmp_path / "old").rglob("*"))
+    fresh = jax.tree.map(jnp.zeros_like, state)
+    with CheckpointManager(tmp_path / "new", keep=KeepLast(1)) as trainer:
+        step, found = trainer.resume(fresh, import_from=tmp_path / "old")
+        assert step == 40
+        assert_same(found, state)
+        trainer.save(50, jax.tree.map(lambda x: x + 1, found)).result()
+        step, found = trainer.resume(fresh, import_from=tmp_path / "old")
+        assert (step, int(found["n"])) == (50, 4)
+        with pytest.raises(NoSuchStep, match="no checkpoint of a format that is known"):
+            CheckpointManager("memory", storage=MemoryStorage()).resume(
+                fresh, import_from=tmp_path / "absent"
+            )
+    assert sorted(path for path in (tmp_path / "old").rglob("*")) == before
+    with pytest.raises(StorageError, match="holds what orbax has written"):
+        CheckpointManager(tmp_path / "old")
+
+
+def test_the_command_converts_and_looks(theirs: Path, tmp_path: Path, shell: Shell) -> None:
+    """`convert`, and `ls` and `show` of what others have written."""
+    assert [row["step"] for row in shell("ls", theirs, "--json").json["steps"]] == [2, 1]
+    assert "of orbax" in shell("ls", theirs).out
+    told = shell("show", theirs, 1)
+    assert re.search(r"float32\[8, 8\] +256 B +\(data, model\) of data=4 model=2", told.out)
+    assert shell("show", theirs, 7).code == 1
+    assert shell("show", theirs, "--json").json["writer"] == {"orbax": ""}
+    target = tmp_path / "ours"
+    told = shell("convert", theirs, target, "--select", "params", "--dtype", "bfloat16")
+    assert (told.code, told.out) == (0, f"{target} is written\n")
+    assert ckptmgr.load(target)["params"]["w"].dtype == jnp.bfloat16
+    assert shell("convert", theirs, target).code == 1
+    assert shell("convert", theirs, tmp_path / "x", "--to", "pickle").code == 2
