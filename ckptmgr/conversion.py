@@ -1,14 +1,16 @@
 """Conversion: a checkpoint of any known format into another, leaf by leaf under the limit.
 
 Into ours it goes the way of every save: planned on arrays that have a shape but no
-bytes, then read as the snapshot asks for each of them, while earlier ones are written.
+bytes; what the snapshot is otherwise, the feed reads each of them while others are written.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,30 +21,31 @@ import numpy as np
 from ckptmgr.books import Books
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import InvalidOption, StepExists, UnsupportedFormat
+from ckptmgr.errors import InvalidOption, StepExists, StorageError, UnsupportedFormat
 from ckptmgr.format.manifest import LeafEntry
 from ckptmgr.format.scalar import from_json
 from ckptmgr.format.step import step_name
 from ckptmgr.format.zarr import RAW, Shape
 from ckptmgr.future import Progress, SaveFuture
-from ckptmgr.interop import flax_msgpack, npz, safetensors
+from ckptmgr.interop import eformer, flax_msgpack, npz, safetensors
 from ckptmgr.interop.base import PYTHON, Foreign, Source
+from ckptmgr.interop.feed import feed
 from ckptmgr.interop.opening import open_foreign
 from ckptmgr.interop.own import open_step
 from ckptmgr.interop.recognise import foreign_path
-from ckptmgr.interop.writing import Format, Tell, export
+from ckptmgr.interop.writing import Format, Tell, export, sync
 from ckptmgr.jobs import SaveJob
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.options import limiter
-from ckptmgr.pipeline import extent
 from ckptmgr.pipeline.extent import Extent
 from ckptmgr.pipeline.handover import Handover
 from ckptmgr.pipeline.header import header
-from ckptmgr.pipeline.plan import PlannedArray
+from ckptmgr.pipeline.plan import Plan, PlannedArray
 from ckptmgr.pipeline.planner import Planner
 from ckptmgr.retention import KeepAll
 from ckptmgr.saver import Saver
 from ckptmgr.service import Service
+from ckptmgr.storage.archive import archive
 from ckptmgr.storage.url import ObjectStore, at, parent
 from ckptmgr.tree import structure
 from ckptmgr.tree.globs import by_globs
@@ -50,12 +53,14 @@ from ckptmgr.tree.handlers import Encoded, Handler
 from ckptmgr.tree.registry import Registry
 
 OURS: Final = "ckptmgr"
+ARCHIVE: Final = "zip"
 FORMATS: Final[dict[str, Format]] = {
     safetensors.NAME: safetensors.Writer(),
     flax_msgpack.NAME: flax_msgpack.Writer(),
     npz.NAME: npz.Writer(),
+    eformer.NAME: eformer.Writer(),
 }
-_SUFFIXES: Final = {".safetensors": "safetensors", ".msgpack": "msgpack", ".npz": "npz"}
+_SUFFIXES: Final = {f".{name}": name for name in ("safetensors", "msgpack", "npz", ARCHIVE)}
 _PACK_BELOW: Final = 1 << 20  # bytes
 
 
@@ -79,7 +84,8 @@ def convert(
     Args:
       source: one checkpoint, or a run, of which the newest step is taken.
       target: where to; there must be nothing.
-      to: "ckptmgr", "safetensors", "msgpack" or "npz"; None: by the target's suffix, else ours.
+      to: "ckptmgr", "safetensors", "msgpack", "npz", "eformer", or "zip", a checkpoint of ours in
+        one file, which is read in place; None: by the target's suffix, else ours.
       step: which step of a run.
       select: globs of key paths; what matches none is left out.
       dtype: floating arrays are converted to it, as in dtype="bfloat16".
@@ -95,8 +101,9 @@ def convert(
       InvalidOption, TreeMismatch: an option is impossible; a glob matches no leaf.
     """
     kind = to or _SUFFIXES.get(os.path.splitext(os.fspath(target))[1], OURS)
-    if kind not in (OURS, *FORMATS):
-        raise InvalidOption(f"the formats that can be written are {[OURS, *FORMATS]}, not {kind!r}")
+    known = (OURS, ARCHIVE, *FORMATS)
+    if kind not in known:
+        raise InvalidOption(f"the formats that can be written are {', '.join(known)}, not {kind!r}")
     found = opened(source, step, storage)
     if dtype is not None:
         found = _cast(found, jnp.dtype(str(dtype)))
@@ -104,6 +111,8 @@ def convert(
     limit = limiter(in_flight_bytes)
     if kind == OURS:
         _save(found, chosen, target, limit, storage, tell)
+    elif kind == ARCHIVE:
+        _archive(found, chosen, os.path.abspath(target), limit, tell)
     else:
         export(_selected(found, chosen), os.path.abspath(target), FORMATS[kind], kind, limit, tell)
 
@@ -125,6 +134,23 @@ def opened(
         run.refresh()
         name = step_name(run.find(step).step or 0)
     return open_step(store, name)
+
+
+def _archive(
+    found: Foreign, select: Sequence[str], target: str, limit: ByteLimiter, tell: Tell
+) -> None:
+    """Save it as one of ours beside the target, then put that into one file."""
+    if os.path.lexists(target):
+        raise StepExists("there is something of this name; remove it first", file=target)
+    try:
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".ckptmgr-") as near:
+            _save(found, select, f"{near}/checkpoint", limit, None, tell)
+            archive(f"{near}/checkpoint", f"{near}/archive")
+            sync(f"{near}/archive")
+            os.rename(f"{near}/archive", target)
+        sync(os.path.dirname(target))
+    except OSError as error:
+        raise StorageError(f"cannot be written: {error.strerror}", file=target) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,25 +203,6 @@ def _selected(found: Foreign, select: Sequence[str]) -> Foreign:
     sources = {new: found.sources[n] for new, n in enumerate(wanted) if n in found.sources}
     manifest = msgspec.structs.replace(found.manifest, leaves=leaves)
     return dataclasses.replace(found, manifest=manifest, sources=sources)
-
-
-class _Unread:
-    """An array whose bytes are read when numpy asks for them: by the snapshot."""
-
-    def __init__(self, source: Source, read: Callable[[int], None]) -> None:
-        self.dtype, self.shape = source.dtype, source.shape
-        self.nbytes = _nbytes(source)
-        self._source = source
-        self._read = read
-
-    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
-        found = self._source.read(extent.whole(self.shape))
-        self._read(self.nbytes)
-        return found
-
-    def is_deleted(self) -> bool:
-        """As jax's arrays have it."""
-        return False
 
 
 class _Named(Handler):
@@ -261,21 +268,25 @@ def _job(
         ),
         own=tuple(_as_theirs(array, entries[array.leaf]) for array in planned.plan.own),
     )
-    done = 0
+    done, mutex = 0, threading.Lock()
 
     def read(nbytes: int) -> None:
         nonlocal done
-        done += nbytes
-        tell(Progress(done, plan.nbytes))
+        with mutex:
+            done += nbytes
+            tell(Progress(done, plan.nbytes))
 
-    arrays: list[Any] = [
-        {"": _Unread(found.sources[number], read)} if number in found.sources else {}
-        for number in order
-    ]
-    planned = planned._replace(plan=plan, arrays=arrays, values=[e.value for e in entries])
+    sources = {new: found.sources[n] for new, n in enumerate(order) if n in found.sources}
+
+    def take(
+        plan: Plan, _: object, limiter: ByteLimiter, handover: Handover, **_borrow: object
+    ) -> None:
+        feed(plan, sources, limiter, handover, read)
+
+    planned = planned._replace(plan=plan, arrays=[], values=[e.value for e in entries])
     future = SaveFuture(found.step, service.dispatch)
     head = header(found.step, dict(found.metrics), dict(found.metadata))
-    return SaveJob(name, planned, head, False, future, Handover(service.kick))
+    return SaveJob(name, planned, head, False, future, Handover(service.kick), take=take)
 
 
 def _dummy(leaf: LeafEntry, source: Source | None) -> object:

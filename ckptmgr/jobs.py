@@ -19,8 +19,10 @@ from ckptmgr.pipeline.header import Header, header
 from ckptmgr.pipeline.merge import Merge
 from ckptmgr.pipeline.plan import Planned
 from ckptmgr.pipeline.planner import Planner
+from ckptmgr.pipeline.snapshot import take
 from ckptmgr.tree.registry import Registry
 
+Take = Callable[..., None]  # as pipeline.snapshot.take
 OnBusy = Literal["wait", "skip", "replace"]
 T = TypeVar("T")
 
@@ -69,6 +71,7 @@ class SaveJob:
     reason: CheckpointError | None = None  # why it was cancelled, for the other processes
     fault: CheckpointError | None = None  # why this process cannot save; the others are told
     scope: anyio.CancelScope | None = field(default=None)
+    take: Take = take  # what makes the pieces of what `planned` describes
     began: float = field(default_factory=time.perf_counter)  # when `save()` was called
     stall: float = 0.0  # the seconds that it took
 

@@ -34,7 +34,6 @@ from ckptmgr.future import CheckpointFuture, LoadFuture, SaveFuture, State
 from ckptmgr.jobs import Ledger, OnBusy, SaveJob, outcome_of
 from ckptmgr.limiter import ByteLimiter
 from ckptmgr.pipeline.handover import Handover
-from ckptmgr.pipeline.snapshot import take
 from ckptmgr.queue import SaveQueue
 from ckptmgr.saver import Saver
 
@@ -117,7 +116,7 @@ class Service:
                 self._ledger.tell(SaveDropped(step=job.future.step, why="skipped"))
                 return False
             try:
-                take(job.planned.plan, job.planned.arrays, limiter, job.handover, borrow=borrow)
+                job.take(job.planned.plan, job.planned.arrays, limiter, job.handover, borrow=borrow)
                 job.planned.arrays.clear()
                 job.stall = time.perf_counter() - job.began
                 job.handover.close()

@@ -122,3 +122,16 @@ def test_every_file_that_is_named_is_there() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for example in re.findall(r"\(examples/(\w+)\.py\)", README):
         assert re.search(rf"\b{example}\b", makefile), example
+
+
+def test_what_shows_a_row_of_the_comparison_is_there() -> None:
+    """Each test that is named, and each make target."""
+    root = Path(__file__).parents[1]
+    rows = README.partition("### Compared")[2].partition("###")[0].splitlines()
+    shown = [row.rsplit("|", 2)[1] for row in rows if row.startswith("| ")][1:]
+    assert len(shown) > 10
+    for cell in shown:
+        for name in re.findall("`([^`]+)`", cell):
+            path, _, test = name.partition("::")
+            assert name.startswith("make ") or (root / path).exists(), name
+            assert not test or f"def {test}(" in (root / path).read_text(), name

@@ -215,7 +215,8 @@ def convert(
     target: Annotated[str, typer.Argument(metavar="DST", help="where there is nothing yet")],
     *,
     to: Annotated[
-        str | None, typer.Option(help="ckptmgr, safetensors, msgpack, npz; else by DST's suffix")
+        str | None,
+        typer.Option(help="ckptmgr, zip, safetensors, msgpack, npz, eformer"),
     ] = None,
     step: Annotated[int | None, typer.Option(help="of a run; else its newest")] = None,
     select: Annotated[list[str] | None, typer.Option(help="a glob of key paths")] = None,

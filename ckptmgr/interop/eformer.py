@@ -8,17 +8,20 @@ it is never read.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from ckptmgr.errors import DamagedStep, NoSuchStep, StorageError, UnsupportedFormat
 from ckptmgr.format.manifest import ShardingEntry
-from ckptmgr.interop.base import JAX, Foreign, Leaf, foreign, nested
+from ckptmgr.interop.base import JAX, NUMPY, Foreign, Leaf, foreign, nested
 from ckptmgr.interop.recognise import EFORMER_INDEX
-from ckptmgr.interop.tensorstores import Arrays
+from ckptmgr.interop.tensorstores import ZARR2, Arrays, create
+from ckptmgr.interop.writing import Item, Read
 
 NAME: Final = "eformer"
+_WIDE: Final = ("int64", "uint64", "float64", "complex128")
 _LARGEST: Final = 1 << 30  # bytes
 
 
@@ -86,9 +89,35 @@ def _tree(arrays: Arrays, entries: list[Entry]) -> object:
                 leaf=entry.path,
             )
         keys: list[tuple[object, bool]] = [(key, False) for key in _parts(entry.path)]
-        flat.append((keys, Leaf(source, handler=JAX, sharding=ShardingEntry())))
+        # What jax holds only with jax_enable_x64 comes back as numpy's.
+        leaf = Leaf(source, handler=JAX, sharding=ShardingEntry())
+        flat.append((keys, Leaf(source, handler=NUMPY) if source.dtype.name in _WIDE else leaf))
     return nested(flat) if flat else {}
 
 
 def _parts(path: str) -> list[str]:
     return path.replace("/", ".").split(".")
+
+
+class Writer:
+    """Writes Zarr 2 arrays at dotted paths, then the index; Python numbers as arrays of one."""
+
+    def unfit(self, path: str, item: Item) -> str | None:
+        """Texts, names that would lead elsewhere, and dtypes that Zarr 2 lacks."""
+        if item.source is None and not isinstance(item.value, bool | int | float):
+            return f"it is a {type(item.value).__name__}"
+        if any(part in ("", ".", "..") or "." in part or "~" in part for part in path.split("/")):
+            return "its name would not come back as it is"
+        return None if item.dtype.name in ZARR2 else f"Zarr 2 has no dtype {item.dtype}"
+
+    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
+        """One array after the other."""
+        os.mkdir(path)
+        entries = []
+        for name, item in items.items():
+            with read(item) as array:
+                create(f"{path}/{name}", array)
+            entries.append(Entry(name.replace("/", "."), item.shape, item.dtype.name))
+        with open(f"{path}/{EFORMER_INDEX}", "xb") as file:
+            file.write(msgspec.json.encode(Index(version=1, arrays=entries)))
+            os.fsync(file.fileno())

@@ -12,8 +12,6 @@ from ckptmgr.errors import DamagedStep
 from ckptmgr.format.zarr import Shape
 from ckptmgr.pipeline.extent import Extent
 
-_CACHE: Final = 64 << 20  # bytes; of chunks of which one part after the other is read
-
 
 class Arrays:
     """The arrays of one directory.
@@ -30,7 +28,6 @@ class Arrays:
         self._driver = "zarr3" if zarr3 else "zarr"
         self._ocdbt = ocdbt
         self._missing = missing
-        self._context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
 
     def open(self, name: str) -> TensorStoreArray:
         """The array of a name. Waits until its metadata have been read.
@@ -42,7 +39,7 @@ class Arrays:
 
     def open_all(self, names: list[str]) -> list[TensorStoreArray]:
         """The arrays of many names, all at once."""
-        opening = [ts.open(self._spec(name), context=self._context) for name in names]
+        opening = [ts.open(self._spec(name)) for name in names]
         found = []
         for name, future in zip(names, opening, strict=True):
             try:
@@ -90,10 +87,10 @@ class TensorStoreArray:
 
     @property
     def aside(self) -> int:
-        """The chunks that it decodes a part from, each in two forms."""
+        """The chunk that it decodes a part from: as it is stored, decompressed, and decoded."""
         chunk = self._array.chunk_layout.read_chunk.shape or ()
         known = (n or whole for n, whole in zip(chunk, self.shape, strict=False))
-        return 2 * math.prod(known) * self.dtype.itemsize
+        return 3 * math.prod(known) * self.dtype.itemsize
 
     def read(self, extent: Extent) -> np.ndarray:
         """A part, decoded."""
@@ -112,3 +109,18 @@ class TensorStoreArray:
 def _short(error: ValueError) -> str:
     """TensorStore's words without the places in its source."""
     return str(error).partition(" [source locations=")[0].partition(" [tensorstore_spec=")[0]
+
+
+ZARR2: Final = frozenset(
+    [
+        *("bool", "float16", "float32", "float64", "bfloat16", "complex64", "complex128"),
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    ]
+)
+
+
+def create(directory: str, array: np.ndarray) -> None:
+    """Write an array as Zarr 2, durable on return."""
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{directory}/"}}
+    dtype = ts.dtype(array.dtype.name)
+    ts.open(spec, create=True, dtype=dtype, shape=array.shape).result().write(array).result()

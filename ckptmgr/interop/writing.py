@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,12 +103,14 @@ def export(
     new = f"{target}.{nonce()}"
     try:
         form.write(new, items, read)
-        _sync(new)
+        sync(new)
         os.rename(new, target)
-        _sync(os.path.dirname(os.path.abspath(target)))
+        sync(os.path.dirname(os.path.abspath(target)))
     except OSError as error:
         raise StorageError(f"cannot be written: {error.strerror}", file=target) from error
     finally:
+        if os.path.isdir(new):
+            shutil.rmtree(new)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)
 
@@ -142,7 +145,8 @@ def _array(item: Item) -> np.ndarray:
     return item.source.read(extent.whole(item.shape))
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
+    """Make a file or directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

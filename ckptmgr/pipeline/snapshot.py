@@ -103,7 +103,7 @@ class _Camera:
         lease = self._acquire(file.nbytes + sum(array.nbytes for _, array in sent))
         if lease is None:
             return False
-        with _released_on_error(lease):
+        with released_on_error(lease):
             buffer = np.zeros(file.spans[-1][1], np.uint8)
             # Not viewed, to be copied later: what two of numpy's objects for each of thousands
             # of views cost, in calls of the garbage collector too, is more than the copy.
@@ -176,7 +176,7 @@ class _Camera:
         if lease is None:
             return False
         path = self._plan.paths[array.leaf]
-        with _released_on_error(lease):
+        with released_on_error(lease):
             if array.raw and array.access is Access.SEND:
                 (sent,) = self._send([(array, box)])
                 self._ready += _pieces(sent, box, lease)
@@ -200,7 +200,7 @@ class _Camera:
             lease = self._acquire((cut.stop - cut.start) * copies)
             if lease is None:
                 return False
-            with _released_on_error(lease):
+            with released_on_error(lease):
                 copy = _copied(host[cut.part], array, self._plan.paths[array.leaf])
             self._ready.append(Piece(cut.file, copy, 0, copy.nbytes, lease, array))
         return True
@@ -249,7 +249,8 @@ def fresh(nbytes: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _released_on_error(lease: Lease) -> Iterator[None]:
+def released_on_error(lease: Lease) -> Iterator[None]:
+    """Give a lease back where what it is for fails."""
     try:
         yield
     except BaseException:

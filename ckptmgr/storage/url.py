@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckptmgr.errors import InvalidOption, NoSuchStep
 from ckptmgr.format.step import COMMIT_RECORD
+from ckptmgr.storage.archive import ArchiveStorage, is_archive
 from ckptmgr.storage.base import Storage
 from ckptmgr.storage.local import LocalStorage
 
@@ -135,6 +136,9 @@ def at(path: str | os.PathLike[str], options: ObjectStore | None = None) -> tupl
             if around.taken(name):
                 return around, name
         return storage_of(text, options), ""
+    if is_archive(text):
+        archive = ArchiveStorage(text)
+        return archive, archive.name
     if not os.path.isdir(text):
         what = (
             "this is a file, not a directory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import safetensors.numpy
 import ckptmgr
 from ckptmgr import (
     ByteLimiter,
+    CheckpointError,
     CheckpointManager,
     DamagedStep,
     InvalidOption,
@@ -144,11 +146,11 @@ def test_it_goes_through_a_limit_that_is_smaller_than_the_tree(tmp_path: Path) -
     arrays = {f"a{n}": jnp.full(500_000, n, jnp.float32) for n in range(12)}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "theirs", arrays)
-    limit = ByteLimiter(6 << 20)
+    limit = ByteLimiter(10 << 20)
     convert(tmp_path / "theirs", tmp_path / "ours", in_flight_bytes=limit)
     assert_same(ckptmgr.load(tmp_path / "ours"), arrays)
     assert limit.statistics().used_bytes == 0
-    assert 0 < limit.statistics().peak_bytes <= 6 << 20
+    assert 0 < limit.statistics().peak_bytes <= 10 << 20
 
 
 def test_a_trainer_goes_on_from_a_run_of_orbax(tmp_path: Path) -> None:
@@ -188,3 +190,59 @@ def test_the_command_converts_and_looks(theirs: Path, tmp_path: Path, shell: She
     assert ckptmgr.load(target)["params"]["w"].dtype == jnp.bfloat16
     assert shell("convert", theirs, target).code == 1
     assert shell("convert", theirs, tmp_path / "x", "--to", "pickle").code == 2
+
+
+def test_into_one_file_that_is_read_in_place(theirs: Path, tmp_path: Path, shell: Shell) -> None:
+    """A zip of a checkpoint: loaded in parts, verified, shown; and never written to."""
+    path = tmp_path / "state.zip"
+    convert(theirs, path)
+    want = {**tree(), **scalars(), "step": 2}
+    assert_same(ckptmgr.load(path), want)
+    assert_same(ckptmgr.load(path, select="params/b")["params"]["b"], want["params"]["b"])
+    assert ckptmgr.load_structure(path)["params"]["w"].shape == (8, 8)
+    assert ckptmgr.verify(path).ok
+    assert shell("verify", path).out.startswith("state.zip: ok")
+    assert "float32[8, 8]" in shell("show", path).out
+    convert(path, tmp_path / "again")
+    assert_same(ckptmgr.load(tmp_path / "again"), want)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "state.zip", "theirs"]
+    with pytest.raises(CheckpointError):
+        ckptmgr.save(path, {"a": 1}, overwrite=True)
+
+
+def test_a_zip_that_is_not_ours_or_not_whole_is_an_error(theirs: Path, tmp_path: Path) -> None:
+    """Compressed, cut, flipped, or of something else."""
+    good = tmp_path / "good.zip"
+    convert(theirs, good)
+    data = good.read_bytes()
+    with (
+        zipfile.ZipFile(good) as source,
+        zipfile.ZipFile(tmp_path / "small.zip", "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    (tmp_path / "cut.zip").write_bytes(data[: len(data) // 2])
+    flipped = bytearray(data)
+    flipped[data.index(np.arange(64.0, dtype=np.float32).tobytes()[64:128])] ^= 1
+    (tmp_path / "flipped.zip").write_bytes(flipped)
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as target:
+        target.writestr("readme", "x")
+    for name, words in {
+        "small": "compressed",
+        "cut": "cannot be read",
+        "flipped": "not the bytes saved|cannot be read",
+        "other": "holds no checkpoint",
+    }.items():
+        with pytest.raises(CheckpointError, match=words):
+            ckptmgr.load(tmp_path / f"{name}.zip")
+
+
+def test_into_the_format_of_eformer_and_back(theirs: Path, tmp_path: Path) -> None:
+    """An index and Zarr 2 arrays."""
+    convert(theirs, tmp_path / "e", to="eformer", select=["params", "host"])
+    found = ckptmgr.load(tmp_path / "e")
+    assert_same(found["params"]["b"], tree()["params"]["b"])
+    assert np.array_equal(found["params"]["w"], tree()["params"]["w"])
+    with pytest.raises(UnsupportedFormat, match="'name': it is a str"):
+        convert(theirs, tmp_path / "f", to="eformer")
+    assert not (tmp_path / "f").exists()
