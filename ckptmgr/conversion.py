@@ -293,9 +293,7 @@ def _dummy(leaf: LeafEntry, source: Source | None) -> object:
     """What is planned in the place of a leaf: an array without memory, or the value itself."""
     if source is None:
         return from_json(leaf.value) if leaf.handler == PYTHON else 0
-    return np.lib.stride_tricks.as_strided(
-        np.zeros((), source.dtype), source.shape, (0,) * len(source.shape)
-    )
+    return np.broadcast_to(np.zeros((), source.dtype), source.shape)
 
 
 def _as_theirs(array: PlannedArray, entry: LeafEntry) -> PlannedArray:

@@ -10,7 +10,6 @@ from typing import Any
 import flax.serialization
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -22,16 +21,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckptmgr
 from ckptmgr import CheckpointError, DamagedStep, NoSuchStep, TreeMismatch, UnsupportedFormat
+from ckptmgr.format.zarr import DTYPES
 from ckptmgr.interop import eformer
 from ckptmgr.interop.opening import open_foreign
 from ckptmgr.interop.recognise import EFORMER_INDEX
 from tests.trees import assert_same
 
-# Those that TensorStore's zarr driver, and so each of them, can store.
-NUMBERS = (
+COMMON = (
     *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
-    *("float16", "float32", "bfloat16", "complex64"),
+    *("float16", "float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
 )
+# All that TensorStore's zarr drivers, and so Orbax and jax, can store; and with jax_enable_x64.
+NUMBERS = (
+    *COMMON,
+    *("complex64", "int4", "int2", "float4_e2m1fn", "float8_e4m3b11fnuz", "float8_e4m3fnuz"),
+    *("float8_e5m2fnuz", "float8_e3m4", "float8_e8m0fnu"),
+)
+WIDE = ("int64", "uint64", "float64", "complex128")
 ORBAX: dict[str, dict[str, bool]] = {
     "ocdbt": {},
     "zarr2": {"use_ocdbt": False},
@@ -51,12 +57,12 @@ def sharded(array: Any, *spec: str | None) -> jax.Array:
     return found
 
 
-def numbers() -> dict[str, jax.Array]:
+def numbers(names: tuple[str, ...] = NUMBERS) -> dict[str, jax.Array]:
     """An array of each dtype, with all kinds of bits."""
     bits = np.random.default_rng(0).integers(0, 2, 64, np.uint8)
     found = {}
-    for name in NUMBERS:
-        dtype = np.dtype(name) if name != "bfloat16" else np.dtype(ml_dtypes.bfloat16)
+    for name in names:
+        dtype = DTYPES[name]
         found[name] = jnp.asarray(np.resize(bits, 6 * dtype.itemsize).view(dtype).reshape(2, 3))
     return found
 
@@ -93,6 +99,23 @@ def test_trees_of_orbax(tmp_path: Path, kind: str) -> None:
     assert found["params"]["w"].sharding == tree()["params"]["w"].sharding
     structure = ckptmgr.load_structure(tmp_path / "theirs")
     assert structure["params"]["w"].shape == (8, 8)
+
+
+@pytest.mark.parametrize("kind", [*ORBAX, "jax"])
+def test_numbers_of_64_bits(tmp_path: Path, kind: str) -> None:
+    """With jax_enable_x64; without it they are read onto the host."""
+    with jax.enable_x64(True):
+        saved = numbers(WIDE)
+        if kind == "jax":
+            pytree_serialization.save(saved, tmp_path / "theirs")
+        else:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**ORBAX[kind])) as checkpointer:
+                checkpointer.save(tmp_path / "theirs", saved)
+        assert_same(ckptmgr.load(tmp_path / "theirs"), saved)
+    host = ckptmgr.load(tmp_path / "theirs", shardings="numpy")
+    assert {name: array.tobytes() for name, array in host.items()} == {
+        name: np.asarray(array).tobytes() for name, array in saved.items()
+    }
 
 
 def test_runs_of_orbax(tmp_path: Path) -> None:
@@ -219,16 +242,14 @@ def test_the_index_of_eformer(tmp_path: Path) -> None:
 
 def test_files_of_safetensors(tmp_path: Path) -> None:
     """Names with dots are paths; every dtype it has."""
-    flat = {f"layers.{n}.{name}": x for n in range(2) for name, x in numbers().items()}
-    del flat["layers.0.complex64"], flat["layers.1.complex64"]
+    flat = {f"layers.{n}.{name}": x for n in range(2) for name, x in numbers(COMMON).items()}
     safetensors.flax.save_file(flat, tmp_path / "m.safetensors", metadata={"format": "pt"})
     found = ckptmgr.load(tmp_path / "m.safetensors")
     assert sorted(found) == ["layers"]
     assert isinstance(found["layers"], list)
-    for name, array in numbers().items():
-        if name != "complex64":
-            assert found["layers"][1][name].dtype == array.dtype
-            assert found["layers"][1][name].tobytes() == np.asarray(array).tobytes()
+    for name, array in numbers(COMMON).items():
+        assert found["layers"][1][name].dtype == array.dtype
+        assert found["layers"][1][name].tobytes() == np.asarray(array).tobytes()
     assert open_foreign(str(tmp_path / "m.safetensors")).metadata == {"format": "pt"}
 
 
