@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import msgspec
 import numpy as np
 
-from ckptmgr.errors import UnsupportedFormat
+from ckptmgr.errors import DamagedStep, StorageError, UnsupportedFormat
 from ckptmgr.format import keypath
 from ckptmgr.format.manifest import (
     FORMAT,
@@ -27,6 +29,9 @@ from ckptmgr.format.scalar import to_json
 from ckptmgr.format.zarr import NAMES, Shape
 from ckptmgr.pipeline.extent import Extent
 
+LARGEST: Final = 1 << 30  # bytes of a file of metadata
+# What msgspec raises of bytes that are something else.
+NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 JAX, NUMPY, PYTHON = "jax.Array", "numpy.ndarray", "python"
 
 
@@ -149,6 +154,24 @@ def _entry(leaf: Leaf, path: str, file: str) -> LeafEntry:
     grid = Grid(source.shape, ("",)) if 0 not in source.shape else None
     array = ArrayEntry(NAMES[source.dtype], source.shape, sharding=leaf.sharding, grid=grid)
     return LeafEntry(path, leaf.handler, None, (array,))
+
+
+def read_json(file: str, kind: Any, what: str) -> Any:
+    """The JSON in a file, of a type.
+
+    Raises:
+      StorageError: it cannot be read.
+      DamagedStep: it is something else than `what` it should be.
+    """
+    try:
+        if os.path.getsize(file) > LARGEST:
+            raise DamagedStep(f"{what} is larger than a reader takes", file=file)
+        with open(file, "rb") as opened:
+            return msgspec.json.decode(opened.read(), type=kind)
+    except OSError as error:
+        raise StorageError(f"cannot be read: {error.strerror}", file=file) from error
+    except NO_JSON as error:
+        raise DamagedStep(f"this is no {what}: {error}", file=file) from error
 
 
 def nested(flat: Sequence[tuple[Sequence[tuple[object, bool]], object]]) -> object:

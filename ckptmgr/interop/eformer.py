@@ -13,16 +13,15 @@ from typing import Final
 
 import msgspec
 
-from ckptmgr.errors import DamagedStep, NoSuchStep, StorageError, UnsupportedFormat
+from ckptmgr.errors import DamagedStep, NoSuchStep, UnsupportedFormat
 from ckptmgr.format.manifest import ShardingEntry
-from ckptmgr.interop.base import JAX, NUMPY, Foreign, Leaf, foreign, nested
+from ckptmgr.interop.base import JAX, NUMPY, Foreign, Leaf, foreign, nested, read_json
 from ckptmgr.interop.recognise import EFORMER_INDEX
 from ckptmgr.interop.tensorstores import ZARR2, Arrays, create
 from ckptmgr.interop.writing import Item, Read
 
 NAME: Final = "eformer"
 _WIDE: Final = ("int64", "uint64", "float64", "complex128")
-_LARGEST: Final = 1 << 30  # bytes
 
 
 class Entry(msgspec.Struct):
@@ -49,7 +48,7 @@ def open_at(path: str, prefix: str | None = None) -> Foreign:
       NoSuchStep: there is no such prefix; names those that there are.
       DamagedStep, UnsupportedFormat: it cannot be read.
     """
-    index = _index(f"{path}/{EFORMER_INDEX}")
+    index = read_json(f"{path}/{EFORMER_INDEX}", Index, "index of eformer's")
     if index.format != "tensorstore":
         raise UnsupportedFormat(f"an index of {index.format!r} is not known", file=path)
     arrays = Arrays(path, zarr3=False, ocdbt=False)
@@ -61,18 +60,6 @@ def open_at(path: str, prefix: str | None = None) -> Foreign:
     if not trees:
         return foreign(NAME, path, _tree(arrays, index.arrays or []))
     return foreign(NAME, path, {name: _tree(arrays, found) for name, found in trees.items()})
-
-
-def _index(file: str) -> Index:
-    try:
-        if os.path.getsize(file) > _LARGEST:
-            raise DamagedStep("the index is larger than a reader takes", file=file)
-        with open(file, "rb") as opened:
-            return msgspec.json.decode(opened.read(), type=Index)
-    except OSError as error:
-        raise StorageError(f"cannot be read: {error.strerror}", file=file) from error
-    except msgspec.MsgspecError as error:
-        raise DamagedStep(f"this is no index of eformer's: {error}", file=file) from error
 
 
 def _tree(arrays: Arrays, entries: list[Entry]) -> object:

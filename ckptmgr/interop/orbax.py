@@ -16,9 +16,18 @@ from typing import Any, Final
 
 import msgspec
 
-from ckptmgr.errors import DamagedStep, NoSuchStep, StorageError, UnsupportedFormat
+from ckptmgr.errors import DamagedStep, NoSuchStep, UnsupportedFormat
 from ckptmgr.format.manifest import ShardingEntry
-from ckptmgr.interop.base import JAX, NUMPY, Foreign, Leaf, foreign, nested
+from ckptmgr.interop.base import (
+    JAX,
+    NO_JSON,
+    NUMPY,
+    Foreign,
+    Leaf,
+    foreign,
+    nested,
+    read_json,
+)
 from ckptmgr.interop.flax_msgpack import leaves_of
 from ckptmgr.interop.recognise import (
     ORBAX_AGGREGATED,
@@ -30,7 +39,6 @@ from ckptmgr.interop.recognise import (
 from ckptmgr.interop.tensorstores import Arrays
 
 NAME: Final = "orbax"
-_LARGEST: Final = 1 << 30  # bytes of a file of metadata
 _SEQUENCE: Final = 1  # of the kinds of keys
 _PLACEHOLDER: Final = "PLACEHOLDER://"
 _EMPTY: Final[dict[str, object]] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
@@ -225,26 +233,32 @@ def _shardings(path: str) -> dict[str, ShardingEntry]:
     said = _json(file, dict[str, str]) if os.path.exists(file) else {}
     found = {}
     for name, text in said.items():
-        entry = msgspec.json.decode(text, type=dict[str, Any])
-        if entry.get("sharding_type") == "NamedSharding":
-            spec = tuple(tuple(a) if isinstance(a, list) else a for a in entry["partition_spec"])
-            kinds = entry.get("axis_types") or []
-            found[base64.b64decode(name).decode()] = ShardingEntry(
-                axes=tuple(zip(entry["axis_names"], entry["shape"], strict=True)),
-                axis_types=tuple(kind.rpartition(".")[2] for kind in kinds),
-                spec=spec,
-                memory_kind=None,
-            )
+        try:
+            entry = msgspec.json.decode(text, type=_Sharding)
+            if entry.sharding_type == "NamedSharding":
+                found[base64.b64decode(name).decode()] = _entry(entry)
+        except (*NO_JSON, ValueError) as error:
+            raise DamagedStep(f"this is no sharding of Orbax: {error}", file=file) from error
     return found
 
 
+class _Sharding(msgspec.Struct):
+    """What is said of one array."""
+
+    sharding_type: str
+    shape: list[int] = []
+    axis_names: list[str] = []
+    axis_types: list[str] | None = None
+    partition_spec: list[str | list[str] | None] = []
+
+
+def _entry(said: _Sharding) -> ShardingEntry:
+    return ShardingEntry(
+        axes=tuple(zip(said.axis_names, said.shape, strict=True)),
+        axis_types=tuple(kind.rpartition(".")[2] for kind in said.axis_types or ()),
+        spec=tuple(tuple(a) if isinstance(a, list) else a for a in said.partition_spec),
+    )
+
+
 def _json(file: str, kind: Any) -> Any:
-    try:
-        if os.path.getsize(file) > _LARGEST:
-            raise DamagedStep("these metadata are larger than a reader takes", file=file)
-        with open(file, "rb") as opened:
-            return msgspec.json.decode(opened.read(), type=kind)
-    except OSError as error:
-        raise StorageError(f"cannot be read: {error.strerror}", file=file) from error
-    except msgspec.MsgspecError as error:
-        raise DamagedStep(f"these are no metadata of Orbax: {error}", file=file) from error
+    return read_json(file, kind, "metadata of Orbax")

@@ -20,7 +20,7 @@ import numpy as np
 from ckptmgr.errors import DamagedStep, StorageError, UnsupportedFormat
 from ckptmgr.format.keypath import SEPARATOR
 from ckptmgr.format.zarr import Shape
-from ckptmgr.interop.base import NUMPY, Foreign, Leaf, foreign, nested
+from ckptmgr.interop.base import NO_JSON, NUMPY, Foreign, Leaf, foreign, nested
 from ckptmgr.interop.recognise import LONGEST_HEADER
 from ckptmgr.interop.writing import Item, Read
 from ckptmgr.pipeline.extent import Extent
@@ -108,7 +108,7 @@ def _header(path: str) -> tuple[dict[str, _Tensor], int, dict[str, Any]]:
         tensors = msgspec.convert(header, dict[str, _Tensor])
     except OSError as error:
         raise StorageError(f"cannot be read: {error.strerror}", file=path) from error
-    except (msgspec.MsgspecError, struct.error) as error:
+    except (*NO_JSON, struct.error) as error:
         raise DamagedStep(f"this is no header of safetensors: {error}", file=path) from error
     return tensors, _LENGTH.size + length, metadata
 

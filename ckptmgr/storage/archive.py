@@ -17,6 +17,8 @@ from ckptmgr.format.step import COMMIT_RECORD
 
 MAGIC: Final = b"PK\x03\x04"
 _BLOCK: Final = 1 << 20
+# What zipfile raises of bytes that are something else.
+_NO_ZIP: Final = (OSError, zipfile.BadZipFile, ValueError, EOFError, RuntimeError)
 
 
 def is_archive(path: str) -> bool:
@@ -47,7 +49,7 @@ class ArchiveStorage:
         try:
             self._zip = zipfile.ZipFile(path)
             self._members = {info.filename: info for info in self._zip.infolist()}
-        except (OSError, zipfile.BadZipFile, ValueError) as error:
+        except _NO_ZIP as error:
             raise StorageError(f"this zip cannot be read: {error}", file=path) from error
         if COMMIT_RECORD not in self._members:
             raise StorageError("this zip holds no checkpoint of ckptmgr's", file=path)
@@ -66,7 +68,7 @@ class ArchiveStorage:
         try:
             with self._zip.open(self._member(key)) as file:
                 yield file
-        except (OSError, zipfile.BadZipFile, EOFError) as error:
+        except _NO_ZIP as error:
             raise StorageError(f"cannot be read: {error}", file=f"{self.root}/{key}") from error
 
     def taken(self, name: str) -> bool:
