@@ -76,7 +76,7 @@ test-faults: $(STAMP)
 	CKPTMGR_FAULTS=all $(BIN)/python -m pytest -q -rP tests/crash tests/test_trust.py
 
 fuzz: $(STAMP)
-	CKPTMGR_FUZZ=1000000 $(BIN)/python -m pytest -q -rP -o faulthandler_timeout=0 tests/hostile/test_fuzz.py
+	CKPTMGR_FUZZ=1000000 $(BIN)/python -m pytest -q -rP -o faulthandler_timeout=0 tests/hostile/test_fuzz.py tests/interop/test_fuzz.py
 
 soak: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m tests.soak
