@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ckptmgr.cli import text
-from ckptmgr.cli.checking import whole
 from ckptmgr.cli.runs import Seen, look, rules, verdict, works, writing
 from ckptmgr.cli.text import Column
 from ckptmgr.errors import DamagedStep, InvalidOption
@@ -150,6 +149,8 @@ def gc(url: str, keep: str, *, dry_run: bool, json: bool) -> bool:
 
     The newest step that is to stay is verified first: a damaged one must not be what is left.
     """
+    from ckptmgr.cli.checking import whole  # noqa: PLC0415  # tensorstore takes 0.1 s
+
     rule = parse_retention(keep)
     with contextlib.nullcontext(look(url)) if dry_run else writing(url, rule) as seen:
         catalog = seen.catalog
