@@ -286,7 +286,9 @@ def _job(
     planned = planned._replace(plan=plan, arrays=[], values=[e.value for e in entries])
     future = SaveFuture(found.step, service.dispatch)
     head = header(found.step, dict(found.metrics), dict(found.metadata))
-    return SaveJob(name, planned, head, False, future, Handover(service.kick), take=take)
+    return SaveJob(
+        name, planned, head, False, future, Handover(service.kick), beside=False, take=take
+    )
 
 
 def _dummy(leaf: LeafEntry, source: Source | None) -> object:

@@ -71,6 +71,7 @@ class SaveJob:
     reason: CheckpointError | None = None  # why it was cancelled, for the other processes
     fault: CheckpointError | None = None  # why this process cannot save; the others are told
     scope: anyio.CancelScope | None = field(default=None)
+    beside: bool = True  # whether a trainer goes on meanwhile
     take: Take = take  # what makes the pieces of what `planned` describes
     began: float = field(default_factory=time.perf_counter)  # when `save()` was called
     stall: float = 0.0  # the seconds that it took

@@ -237,7 +237,9 @@ class Saver:
             await anyio.to_thread.run_sync(attempt.join, shared)
         newest = self._ledger.newest() if self._incremental else None
         async with lending(self._storage, newest, plan) as former:
-            digests += await write.write(plan, job.handover, attempt, threads, report, former)
+            digests += await write.write(
+                plan, job.handover, attempt, threads, report, former, beside=job.beside
+            )
         await commit.put_metadata(plan, job.kept, attempt, threads, leads=self.leads)
         if self.leads:
             return b""  # it keeps the digests itself

@@ -43,17 +43,20 @@ async def write(
     threads: int,
     report: Callable[[Progress], None],
     former: Former | None = None,
+    *,
+    beside: bool = True,
 ) -> list[str]:
     """Write every piece that is handed over; returns the digest of each slot.
 
     `threads` pieces are in work at a time. `report` hears the progress after each. What
-    `former` lends is linked instead.
+    `former` lends is linked instead. `beside`: a trainer goes on meanwhile, and goes first.
     """
     digests = [""] * len(plan.slot_leaf)
     tally = _Tally(plan, report)
 
     def worker() -> None:
-        _give_way()
+        if beside:
+            _give_way()
         while (piece := handover.get()) is not None:
             try:
                 found = _put(piece, attempt, former)

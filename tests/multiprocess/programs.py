@@ -741,6 +741,27 @@ def broadcast(directory: str) -> dict[str, Any]:
     return found
 
 
+def orbax(directory: str) -> dict[str, Any]:
+    """Orbax writes from all processes, each into a directory of its own; all load it with us."""
+    import orbax.checkpoint as ocp  # noqa: PLC0415  # of this program alone
+
+    wanted = {name: array for name, array in values().items() if array.size}
+    state = {name: put(array, *SPECS[name][2]) for name, array in wanted.items()}
+    with ocp.CheckpointManager(directory) as manager:
+        manager.save(3, args=ocp.args.StandardSave(state))
+    found = ckptmgr.load(directory, like=state)
+    with ckptmgr.CheckpointManager(f"{directory}-ours") as ours:
+        fresh = jax.tree.map(jnp.zeros_like, state)
+        step, resumed = ours.resume(fresh, import_from=directory)
+    return {
+        "equal": {name: equal(found[name], array) for name, array in wanted.items()},
+        "resumed": [step, all(equal(resumed[name], array) for name, array in wanted.items())],
+        "directories": sorted(
+            name for name in os.listdir(f"{directory}/3/default") if "process" in name
+        ),
+    }
+
+
 def main() -> None:
     """Join the job and run the program."""
     program, port, count, index, *args = sys.argv[1:]
