@@ -6,6 +6,7 @@ bytes; what the snapshot is otherwise, the feed reads each of them while others 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -21,7 +22,14 @@ import numpy as np
 from ckptmgr.books import Books
 from ckptmgr.catalog import Catalog
 from ckptmgr.distributed.coordinator import Coordinator
-from ckptmgr.errors import InvalidOption, StepExists, StorageError, UnsupportedFormat
+from ckptmgr.errors import (
+    InvalidOption,
+    NoSuchStep,
+    StepDeleted,
+    StepExists,
+    StorageError,
+    UnsupportedFormat,
+)
 from ckptmgr.format.manifest import LeafEntry
 from ckptmgr.format.scalar import from_json
 from ckptmgr.format.step import step_name
@@ -46,7 +54,7 @@ from ckptmgr.retention import KeepAll
 from ckptmgr.saver import Saver
 from ckptmgr.service import Service
 from ckptmgr.storage.archive import archive
-from ckptmgr.storage.url import ObjectStore, at, parent
+from ckptmgr.storage.url import ObjectStore, absolute, at, is_url, parent
 from ckptmgr.tree import structure
 from ckptmgr.tree.globs import by_globs
 from ckptmgr.tree.handlers import Encoded, Handler
@@ -104,23 +112,32 @@ def convert(
     known = (OURS, ARCHIVE, *FORMATS)
     if kind not in known:
         raise InvalidOption(f"the formats that can be written are {', '.join(known)}, not {kind!r}")
-    found = opened(source, step, storage)
-    if dtype is not None:
-        found = _cast(found, jnp.dtype(str(dtype)))
+    if kind != OURS and is_url(os.fspath(target)):
+        raise InvalidOption(f"{kind} is written to files only, not to {os.fspath(target)!r}")
+    wanted = None if dtype is None else _floating(dtype)
     chosen = [select] if isinstance(select, str) else list(select)
     limit = limiter(in_flight_bytes)
-    if kind == OURS:
-        _save(found, chosen, target, limit, storage, tell)
-    elif kind == ARCHIVE:
-        _archive(found, chosen, os.path.abspath(target), limit, tell)
-    else:
-        export(_selected(found, chosen), os.path.abspath(target), FORMATS[kind], kind, limit, tell)
+    with contextlib.ExitStack() as held:
+        found = opened(source, step, storage, held)
+        if wanted is not None:
+            found = _cast(found, wanted)
+        if kind == OURS:
+            _save(found, chosen, target, limit, storage, tell)
+        elif kind == ARCHIVE:
+            _archive(found, chosen, absolute(target), limit, tell)
+        else:
+            export(_selected(found, chosen), absolute(target), FORMATS[kind], kind, limit, tell)
 
 
 def opened(
-    path: str | os.PathLike[str], step: int | None = None, storage: ObjectStore | None = None
+    path: str | os.PathLike[str],
+    step: int | None,
+    storage: ObjectStore | None,
+    held: contextlib.ExitStack,
 ) -> Foreign:
     """The checkpoint at a path, whatever its format; of a run a step, or its newest.
+
+    One of ours is kept from being deleted until `held` ends.
 
     Raises:
       NoSuchStep, DamagedStep, UnsupportedFormat: it is not there, or cannot be read.
@@ -129,11 +146,23 @@ def opened(
     if theirs:
         return open_foreign(theirs, step)
     store, name = at(path, storage)
-    if not name:
-        run = Catalog(store, KeepAll())
+    if name:
+        held.enter_context(store.reading(name))
+        found = open_step(store, name)
+        if step not in (None, found.step):
+            raise NoSuchStep("this is one checkpoint, and not of this step", step=step, file=path)
+        return found
+    run = Catalog(store, KeepAll())
+    while True:
         run.refresh()
         name = step_name(run.find(step).step or 0)
-    return open_step(store, name)
+        try:
+            held.enter_context(store.reading(name))
+        except StepDeleted:
+            if step is not None:
+                raise
+            continue  # retention was quicker: there is a newer one
+        return open_step(store, name)
 
 
 def _archive(
@@ -177,10 +206,20 @@ def _nbytes(source: Source) -> int:
     return int(np.prod(source.shape, dtype=np.int64)) * source.dtype.itemsize
 
 
+def _floating(dtype: object) -> np.dtype:
+    """A dtype that floating arrays can be cast to."""
+    try:
+        found = jnp.dtype(dtype)  # type: ignore[call-overload]  # whatever it is, it says
+    except TypeError as error:
+        raise InvalidOption(f"no dtype is called {dtype!r}") from error
+    if not jnp.issubdtype(found, jnp.floating):
+        raise InvalidOption(f"dtype is a floating one, such as bfloat16, not {found}")
+    result: np.dtype = np.dtype(found)
+    return result
+
+
 def _cast(found: Foreign, dtype: np.dtype) -> Foreign:
     """The checkpoint with its floating arrays in another dtype."""
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise InvalidOption(f"--dtype is a floating one, such as bfloat16, not {dtype}")
     sources = {
         leaf: _Cast(source, dtype) if jnp.issubdtype(source.dtype, jnp.floating) else source
         for leaf, source in found.sources.items()
@@ -201,7 +240,9 @@ def _selected(found: Foreign, select: Sequence[str]) -> Foreign:
     wanted = [number for number, want in enumerate(_chosen(found, select)) if want]
     leaves = tuple(found.manifest.leaves[number] for number in wanted)
     sources = {new: found.sources[n] for new, n in enumerate(wanted) if n in found.sources}
-    manifest = msgspec.structs.replace(found.manifest, leaves=leaves)
+    # The numbers in the structure are of all leaves; of it only what is empty is asked for.
+    structure = found.manifest.structure if not select else 0
+    manifest = msgspec.structs.replace(found.manifest, leaves=leaves, structure=structure)
     return dataclasses.replace(found, manifest=manifest, sources=sources)
 
 
@@ -248,6 +289,7 @@ def _job(
     found: Foreign, wanted: Sequence[bool], name: str, service: Service, tell: Tell
 ) -> SaveJob:
     leaves = found.manifest.leaves
+    _refuse_several(found, wanted)
     shapes = [
         _dummy(leaf, found.sources.get(number)) if want else None
         for number, (leaf, want) in enumerate(zip(leaves, wanted, strict=True))
@@ -256,8 +298,12 @@ def _job(
     planned = Planner(Registry(()), _PACK_BELOW).plan(tree)
     kept = [number for number, shape in enumerate(shapes) if shape is not None]
     numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+    if sorted(planned.plan.paths) != sorted(leaves[number].path for number in kept):
+        raise UnsupportedFormat(
+            "it holds what each process had for itself (PerProcess): leave that out with select=",
+            file=found.path,
+        )
     order = [numbers[path] for path in planned.plan.paths]
-    assert sorted(order) == kept, "a tree of theirs is flattened by its key paths"
     entries = [leaves[number] for number in order]
     plan = dataclasses.replace(
         planned.plan,
@@ -289,6 +335,21 @@ def _job(
     return SaveJob(
         name, planned, head, False, future, Handover(service.kick), beside=False, take=take
     )
+
+
+def _refuse_several(found: Foreign, wanted: Sequence[bool]) -> None:
+    """Refuse leaves that are more than one array, which only their handlers know how to name."""
+    several = [
+        leaf.path
+        for leaf, want in zip(found.manifest.leaves, wanted, strict=True)
+        if want and any(array.name for array in leaf.arrays)
+    ]
+    if several:
+        raise UnsupportedFormat(
+            f"these leaves are of handlers that store several arrays: {several[:4]}; leave them "
+            "out with select=",
+            file=found.path,
+        )
 
 
 def _dummy(leaf: LeafEntry, source: Source | None) -> object:

@@ -247,15 +247,30 @@ class Run(Steps):
     ) -> tuple[int, T]:
         """What another library has saved; each process reads it for itself."""
         request = make_request(like, **options)
-        opened = open_foreign(os.path.abspath(path))
-        future = LoadFuture(opened.step, self._service.dispatch)
-        reader = ForeignReader(opened, self._limiter)
+        if request.broadcast:
+            raise InvalidOption("broadcast is of checkpoints of ckptmgr's own")
+        try:
+            opened = open_foreign(os.path.abspath(path))
+            future = LoadFuture(opened.step, self._service.dispatch)
+            reader = ForeignReader(opened, self._limiter)
 
-        async def work() -> object:
-            return await restore.assembled(opened.manifest, reader, request, self._registry, future)
+            async def work() -> object:
+                return await restore.assembled(
+                    opened.manifest, reader, request, self._registry, future
+                )
 
-        self._service.load(future, work)
-        return first if opened.step is None else opened.step, future.result()
+            self._service.load(future, work)
+            try:
+                found = future.result()
+            except BaseException:
+                future.cancel()
+                raise
+        except CheckpointError as error:
+            self._agree("imported", error, _all_sent)
+            raise
+        step = first if opened.step is None else opened.step
+        self._agree("imported", str(step).encode(), _all_sent)
+        return step, found
 
 
 def _all_sent(said: Sequence[bytes]) -> bytes:

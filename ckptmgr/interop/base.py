@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -66,7 +67,7 @@ class Leaf:
 
     Attributes:
       source: its array; None: it is `value`.
-      value: a str, int, float, bool, bytes or None.
+      value: a str, int, float, bool or None; beside an array what its handler needs to know.
       handler: which of ours makes it.
       sharding: how it lay on devices, where that is known.
     """
@@ -129,9 +130,11 @@ def _node(
         case None:
             return NoneNode()
         case dict():
-            ordered = sorted(tree) if all(isinstance(key, str) for key in tree) else list(tree)
+            kept = isinstance(tree, OrderedDict)
+            named = not kept and all(isinstance(key, str) for key in tree)
+            ordered = sorted(tree) if named else list(tree)
             children = tuple(below(key, tree[key]) for key in ordered)
-            return DictNode(tuple(map(to_json, ordered)), children)
+            return DictNode(tuple(map(to_json, ordered)), children, kept)
         case list():
             return ListNode(tuple(below(n, child) for n, child in enumerate(tree)))
         case tuple():
@@ -153,7 +156,8 @@ def _entry(leaf: Leaf, path: str, file: str) -> LeafEntry:
     # Where it lies is the source's to know: to who reads it it is one chunk.
     grid = Grid(source.shape, ("",)) if 0 not in source.shape else None
     array = ArrayEntry(NAMES[source.dtype], source.shape, sharding=leaf.sharding, grid=grid)
-    return LeafEntry(path, leaf.handler, None, (array,))
+    value = None if leaf.value is None else to_json(leaf.value)
+    return LeafEntry(path, leaf.handler, value, (array,))
 
 
 def read_json(file: str, kind: Any, what: str) -> Any:
@@ -190,8 +194,8 @@ def nested(flat: Sequence[tuple[Sequence[tuple[object, bool]], object]]) -> obje
     for keys, leaf in flat:
         groups.setdefault(keys[0][0], []).append((keys[1:], leaf))
     children = {key: nested(group) for key, group in groups.items()}
-    places = [int(str(key)) for key in children if str(key).isdigit()]
-    if all(keys[0][1] for keys, _ in flat) and sorted(places) == list(range(len(children))):
-        by_place = {int(str(key)): child for key, child in children.items()}
-        return [by_place[place] for place in range(len(children))]
+    places = list(map(str, range(len(children))))
+    if all(keys[0][1] for keys, _ in flat) and {str(key) for key in children} == set(places):
+        by_place = {str(key): child for key, child in children.items()}
+        return [by_place[place] for place in places]
     return children

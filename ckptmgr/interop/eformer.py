@@ -97,7 +97,9 @@ class Writer:
             return "its name would not come back as it is"
         return None if item.dtype.name in ZARR2 else f"Zarr 2 has no dtype {item.dtype}"
 
-    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
+    def write(
+        self, path: str, items: Mapping[str, Item], read: Read, hollow: Mapping[str, object]
+    ) -> None:
         """One array after the other."""
         os.mkdir(path)
         entries = []

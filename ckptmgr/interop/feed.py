@@ -41,7 +41,7 @@ def feed(
       DamagedStep: one cannot be read; then nothing more is handed over.
     """
     packed = iter(plan.packed)
-    todo: deque[Callable[[], None]] = deque()
+    todo: deque[Callable[[], bool]] = deque()
     for file in plan.pack_files:
         members = [(start, next(packed)) for start, _ in file.spans]
         todo.append(partial(_pack, file, members, sources, limiter, handover, read))
@@ -54,14 +54,20 @@ def feed(
             except IndexError:
                 return
             try:
-                job()
+                wanted = job()
             except BaseException:
                 todo.clear()
                 raise
+            if not wanted:
+                todo.clear()
 
     with ThreadPoolExecutor(_READERS, "ckptmgr read") as pool:
-        for future in [pool.submit(worker) for _ in range(_READERS)]:
-            future.result()
+        try:
+            for future in [pool.submit(worker) for _ in range(_READERS)]:
+                future.result()
+        except BaseException:  # Ctrl-C, too: what has begun is finished, and no more is begun
+            todo.clear()
+            raise
 
 
 def _pack(
@@ -71,7 +77,8 @@ def _pack(
     limiter: ByteLimiter,
     handover: Handover,
     read: Callable[[int], None],
-) -> None:
+) -> bool:
+    """The arrays of a pack's file; False where nobody wants it."""
     lease = limiter.acquire(file.nbytes)
     with released_on_error(lease):
         buffer = np.zeros(file.spans[-1][1], np.uint8)
@@ -84,7 +91,7 @@ def _pack(
 
         with ThreadPoolExecutor(_SMALL_READERS, "ckptmgr read") as pool:
             deque(pool.map(fill, members), maxlen=0)
-    handover.push([Piece(file, buffer, 0, len(buffer), lease)], wake=True)
+    return handover.push([Piece(file, buffer, 0, len(buffer), lease)], wake=True)
 
 
 def _array(
@@ -93,8 +100,8 @@ def _array(
     limiter: ByteLimiter,
     handover: Handover,
     read: Callable[[int], None],
-) -> None:
-    """A large array: its chunks are runs of it, or copies where they are none."""
+) -> bool:
+    """A large array: its chunks are runs of it, or copies; False where nobody wants them."""
     (box,) = array.boxes
     again = 0 if box.runs else array.nbytes
     lease = limiter.acquire(array.nbytes + again + source.aside)
@@ -111,7 +118,7 @@ def _array(
                 for cut, copy in zip(box.chunks, copies, strict=True)
             ]
     lease.release()
-    handover.push(pieces, wake=True)
+    return handover.push(pieces, wake=True)
 
 
 def _whole(source: Source) -> np.ndarray:

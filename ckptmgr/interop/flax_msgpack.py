@@ -76,6 +76,8 @@ def _leaves(value: Any) -> object:
         return Leaf(InMemory(value), handler=NUMPY)
     if isinstance(value, np.generic) and value.dtype in NAMES:
         return Leaf(InMemory(np.asarray(value)), handler="numpy.generic")
+    if isinstance(value, bytes):
+        return Leaf(InMemory(np.frombuffer(value, np.uint8)), "bytes", "bytes")
     return None if value is None else Leaf(value=value)
 
 
@@ -86,18 +88,26 @@ class Writer:
         """None: it is a tree of dicts, the keys of lists being their places."""
         return "it has no name" if path == "" else None
 
-    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
+    def write(
+        self, path: str, items: Mapping[str, Item], read: Read, hollow: Mapping[str, object]
+    ) -> None:
         """Read all, then write."""
         tree: dict[str, Any] = {}
-        for name, item in items.items():
+
+        def put(name: str, value: object) -> None:
             *above, last = keypath.split(name)
             place = tree
             for key in above:
                 place = place.setdefault(key, {})
+            place[last] = value
+
+        for name, value in hollow.items():
+            put(name, value)
+        for name, item in items.items():
             if item.source is None:
-                place[last] = item.value
+                put(name, item.value)
                 continue
             with read(item) as array:
-                place[last] = array
+                put(name, array)
         with open(path, "xb") as file:
             file.write(msgpack.serialize(tree, in_place=True))

@@ -27,26 +27,19 @@ def open_at(path: str) -> Foreign:
       DamagedStep, UnsupportedFormat: it cannot be read.
     """
     tree = _definition(path)
-    # As jax numbers leaves: dicts by their sorted keys, and None is one.
-    kinds = jax.tree.leaves(tree, is_leaf=lambda node: node is None)
+    # As jax numbers leaves, of which None is one; and put back by jax, in whatever order.
+    kinds, places = jax.tree.flatten(tree, is_leaf=lambda node: node is None)
     numbers = [number for number, kind in enumerate(kinds) if kind is not None]
     arrays = Arrays(f"{path}/{JAX_STORE}", zarr3=True, ocdbt=True, missing=True)
     sources = iter(arrays.open_all(list(map(str, numbers))))
-
-    def made(node: Any) -> object:
-        match node:
-            case None:
-                return None
-            case dict():
-                return {key: made(node[key]) for key in sorted(node)}
-            case list() | tuple():
-                children = [made(child) for child in node]
-                return children if isinstance(node, list) else tuple(children)
-            case jax.ShapeDtypeStruct():
-                return Leaf(next(sources), handler=JAX, sharding=ShardingEntry())
-        raise UnsupportedFormat(f"a node of {type(node)} is not known here", file=path)
-
-    return foreign(NAME, path, made(tree))
+    leaves = [
+        None if kind is None else Leaf(next(sources), handler=JAX, sharding=ShardingEntry())
+        for kind in kinds
+    ]
+    try:
+        return foreign(NAME, path, jax.tree.unflatten(places, leaves))
+    except AssertionError as error:
+        raise UnsupportedFormat(f"it has a node that is not known here: {error}") from error
 
 
 def _definition(path: str) -> Any:

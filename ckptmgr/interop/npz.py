@@ -23,7 +23,9 @@ class Writer:
             return f"numpy has no dtype {item.dtype}"
         return None
 
-    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
+    def write(
+        self, path: str, items: Mapping[str, Item], read: Read, hollow: Mapping[str, object]
+    ) -> None:
         """One after the other."""
         with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for name, item in items.items():

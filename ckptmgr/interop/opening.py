@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from ckptmgr.errors import CheckpointError, NoSuchStep
+from ckptmgr.errors import CheckpointError, DamagedStep, NoSuchStep
 from ckptmgr.interop import eformer, flax_msgpack, jax_tree, orbax, safetensors
 from ckptmgr.interop.base import Foreign
 from ckptmgr.interop.recognise import FORMATS, recognised
@@ -30,7 +30,13 @@ def open_foreign(path: str, step: int | None = None) -> Foreign:
             file=os.path.abspath(path),
         )
     try:
-        return orbax.open_at(path, step) if name == orbax.NAME else _OPEN[name](path)
+        if name == orbax.NAME:
+            return orbax.open_at(path, step)
+        if step is not None:
+            raise NoSuchStep(f"this is one checkpoint, of {name}: it has no steps", step=step)
+        return _OPEN[name](path)
+    except RecursionError as error:
+        raise DamagedStep("its tree is nested too deep", file=path) from error
     except CheckpointError as error:
         error.file = error.file or path
         raise

@@ -34,14 +34,22 @@ from ckptmgr.interop.recognise import (
     ORBAX_ITEM,
     ORBAX_TREE,
     is_orbax_tree,
+    orbax_number,
     orbax_steps,
 )
 from ckptmgr.interop.tensorstores import Arrays
 
 NAME: Final = "orbax"
+_TEMPORARY: Final = ".orbax-checkpoint-tmp"
 _SEQUENCE: Final = 1  # of the kinds of keys
 _PLACEHOLDER: Final = "PLACEHOLDER://"
-_EMPTY: Final[dict[str, object]] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
+_EMPTY: Final[dict[str, object]] = {
+    "None": None,
+    "Dict": {},
+    "List": [],
+    "Tuple": (),
+    "NamedTuple": {},
+}
 
 
 class _Key(msgspec.Struct):
@@ -82,10 +90,11 @@ def open_at(path: str, step: int | None = None) -> Foreign:
       NoSuchStep: the run has no such step, or no committed one.
       DamagedStep, UnsupportedFormat: what is there cannot be read.
     """
-    if is_orbax_tree(path):
-        return foreign(NAME, path, _tree(path))
-    if os.path.exists(f"{path}/{ORBAX_ITEM}"):
-        return _step(path, None)
+    if is_orbax_tree(path) or os.path.exists(f"{path}/{ORBAX_ITEM}"):
+        own = orbax_number(os.path.basename(path.rstrip("/")))
+        if step not in (None, own):
+            raise NoSuchStep("this is one checkpoint of Orbax, and not of this step", step=step)
+        return _step(path, own)
     there = orbax_steps(path)
     chosen = max(there, default=None) if step is None else step
     if chosen is None or chosen not in there:
@@ -94,17 +103,22 @@ def open_at(path: str, step: int | None = None) -> Foreign:
 
 
 def _step(path: str, step: int | None) -> Foreign:
-    """A step: what its one unnamed item holds, or a dict of its items."""
+    """A step: a tree, what its one unnamed item holds, or a dict of its items."""
+    if is_orbax_tree(path):
+        return foreign(NAME, path, _tree(path), step)
     said = (
         _json(f"{path}/{ORBAX_ITEM}", _Item) if os.path.exists(f"{path}/{ORBAX_ITEM}") else _Item()
     )
     items = {
         name: f"{path}/{name}"
         for name in sorted(os.listdir(path))
-        if os.path.isdir(f"{path}/{name}") and not name.startswith((".", "_"))
+        if os.path.isdir(f"{path}/{name}") and not (name.startswith(".") or _TEMPORARY in name)
     }
-    metrics = items.pop("metrics", None)
     handlers = said.item_handlers if isinstance(said.item_handlers, dict) else {}
+    lost = sorted(handlers.keys() - items.keys())
+    if lost:
+        raise DamagedStep(f"items of it are missing: {lost}", file=path)
+    metrics = items.pop("metrics", None)
     trees = {name: _item(place, str(handlers.get(name, ""))) for name, place in items.items()}
     tree = trees["default"] if set(trees) == {"default"} else trees
     opened = foreign(NAME, path, tree, step)
@@ -164,7 +178,7 @@ def _tree(path: str) -> object:
     said = _json(f"{path}/{ORBAX_TREE}", _Tree)
     ocdbt = said.use_ocdbt and os.path.exists(f"{path}/manifest.ocdbt")
     arrays = Arrays(path, zarr3=said.use_zarr3, ocdbt=ocdbt)
-    texts = _strings(path)
+    texts, keys_of = _strings(path), _random_keys(path)
     shardings = _shardings(path)
     entries = list(said.tree_metadata.values())
     stored = [e for e in entries if _is_stored(e)]
@@ -182,7 +196,10 @@ def _tree(path: str) -> object:
                 raise DamagedStep("its text is missing", leaf=name, file=f"{path}/_strings.json")
             flat.append((keys, Leaf(value=texts[name])))
         else:
-            flat.append((keys, _leaf(kind, next(opened), shardings.get(name))))
+            leaf = _leaf(kind, next(opened), shardings.get(name))
+            if name in keys_of:
+                leaf = Leaf(leaf.source, keys_of[name], "jax.random.key", leaf.sharding)
+            flat.append((keys, leaf))
     return nested(flat) if flat else {}
 
 
@@ -220,6 +237,32 @@ def _aggregated(path: str) -> object:
         return node
 
     return resolved(tree)
+
+
+class _Array(msgspec.Struct):
+    param_name: str
+    ext_metadata: dict[str, Any] | None = None
+
+
+class _One(msgspec.Struct):
+    array_metadata: _Array
+
+
+class _Arrays(msgspec.Struct):
+    """What each process has said of its arrays."""
+
+    array_metadatas: list[_One]
+
+
+def _random_keys(path: str) -> dict[str, str]:
+    """The arrays that are the bits of PRNG keys, with their implementations."""
+    folder, found = f"{path}/array_metadatas", {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        for one in _json(f"{folder}/{name}", _Arrays).array_metadatas:
+            impl = (one.array_metadata.ext_metadata or {}).get("random_key_impl")
+            if isinstance(impl, str):
+                found[one.array_metadata.param_name] = impl
+    return found
 
 
 def _strings(path: str) -> Mapping[str, str]:

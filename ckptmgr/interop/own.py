@@ -45,8 +45,8 @@ class OwnArray:
 
     @property
     def aside(self) -> int:
-        """What is read aside, at the most."""
-        return self.entry.nbytes if self.entry.packed else 0
+        """The buffer that it is read into."""
+        return self.entry.nbytes
 
     def read(self, part: Extent) -> np.ndarray:
         """A part, each of its chunks checked."""

@@ -28,7 +28,8 @@ _MAPS: Final = {bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF)}  #
 
 def is_orbax_tree(path: str) -> bool:
     """Whether a directory is one tree of Orbax."""
-    return any(os.path.isfile(f"{path}/{name}") for name in (ORBAX_TREE, ORBAX_AGGREGATED))
+    aggregated = _first(f"{path}/{ORBAX_AGGREGATED}", 1) in _MAPS
+    return aggregated or os.path.isfile(f"{path}/{ORBAX_TREE}")
 
 
 def is_orbax_step(path: str) -> bool:
@@ -38,13 +39,18 @@ def is_orbax_step(path: str) -> bool:
     return any(is_orbax_tree(f"{path}/{name}") for name in os.listdir(path))
 
 
+def orbax_number(name: str) -> int | None:
+    """The step of a directory of this name, as Orbax has it: `7`, `ckpt_7`."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) <= LARGEST_STEP else None
+
+
 def orbax_steps(path: str) -> dict[int, str]:
     """The committed steps of a run of Orbax, each with its directory."""
     found = {}
     for name in os.listdir(path) if os.path.isdir(path) else ():
-        match, directory = _STEP.fullmatch(name), f"{path}/{name}"
-        step = int(match[1]) if match and os.path.isdir(directory) else -1
-        if 0 <= step <= LARGEST_STEP and is_orbax_step(directory):
+        step, directory = orbax_number(name), f"{path}/{name}"
+        if step is not None and os.path.isdir(directory) and is_orbax_step(directory):
             found[step] = directory
     return dict(sorted(found.items()))
 
@@ -112,10 +118,11 @@ def foreign_path(path: str | os.PathLike[str]) -> str | None:
     text = absolute(path)
     if is_url(text) or not os.path.exists(text):
         return None
-    name = recognised(text)
-    if name and _is_ours(text):
-        raise UnsupportedFormat(f"this is of several formats: ckptmgr, {name}", file=text)
-    return text if name else None
+    if _is_ours(text):  # whatever lies beside its steps; but not in a checkpoint itself
+        if os.path.exists(f"{text}/{COMMIT_RECORD}") and (name := recognised(text)):
+            raise UnsupportedFormat(f"this is of several formats: ckptmgr, {name}", file=text)
+        return None
+    return text if recognised(text) else None
 
 
 def _is_ours(path: str) -> bool:

@@ -104,7 +104,7 @@ def _header(path: str) -> tuple[dict[str, _Tensor], int, dict[str, Any]]:
             if length > min(LONGEST_HEADER, os.path.getsize(path)):
                 raise DamagedStep("its header is longer than the file", file=path)
             header = msgspec.json.decode(file.read(length), type=dict[str, Any])
-        metadata = header.pop("__metadata__", {})
+        metadata = msgspec.convert(header.pop("__metadata__", {}), dict[str, str])
         tensors = msgspec.convert(header, dict[str, _Tensor])
     except OSError as error:
         raise StorageError(f"cannot be read: {error.strerror}", file=path) from error
@@ -120,11 +120,13 @@ class Writer:
         """Texts, dtypes that the format lacks, and names that would not come back."""
         if item.source is None and not isinstance(item.value, bool | int | float):
             return f"it is a {type(item.value).__name__}"
-        if "." in path or path in ("", "__metadata__"):
+        if "." in path or "~" in path or path in ("", "__metadata__"):
             return "its name would not come back as it is"
         return None if item.dtype in _CODES else f"there is no dtype {item.dtype}"
 
-    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
+    def write(
+        self, path: str, items: Mapping[str, Item], read: Read, hollow: Mapping[str, object]
+    ) -> None:
         """The header, then one array after the other; the widest first, so that each is aligned."""
         ordered = sorted(items.items(), key=lambda pair: (-pair[1].dtype.itemsize, pair[0]))
         header, begins = {}, 0

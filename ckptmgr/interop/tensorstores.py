@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, Final
 
 import numpy as np
 import tensorstore as ts
 
-from ckptmgr.errors import DamagedStep
+from ckptmgr.errors import DamagedStep, OutOfMemory
 from ckptmgr.format.zarr import Shape
+from ckptmgr.pipeline import extent as extents
 from ckptmgr.pipeline.extent import Extent
+
+_MEMORY: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Arrays:
@@ -39,7 +43,10 @@ class Arrays:
 
     def open_all(self, names: list[str]) -> list[TensorStoreArray]:
         """The arrays of many names, all at once."""
-        opening = [ts.open(self._spec(name)) for name in names]
+        try:
+            opening = [ts.open(self._spec(name)) for name in names]
+        except ValueError as error:  # names that lead elsewhere
+            raise DamagedStep(f"no such array: {_short(error)}", file=self._directory) from error
         found = []
         for name, future in zip(names, opening, strict=True):
             try:
@@ -94,6 +101,13 @@ class TensorStoreArray:
 
     def read(self, extent: Extent) -> np.ndarray:
         """A part, decoded."""
+        most = max(self.dtype.itemsize * extents.items(extent), self.aside)
+        if most > _MEMORY:  # which TensorStore, in C++, ends the process for
+            raise OutOfMemory(
+                f"to read it {most} bytes are needed, more than there is memory",
+                leaf=self._name,
+                file=self._directory,
+            )
         index = tuple(slice(start, stop) for start, stop in extent)
         try:
             found: np.ndarray = self._array[index].read().result()

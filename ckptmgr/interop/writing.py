@@ -16,7 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from ckptmgr.errors import StepExists, StorageError, UnsupportedFormat
-from ckptmgr.format.manifest import LeafEntry
+from ckptmgr.format import keypath
+from ckptmgr.format.manifest import DictNode, LeafEntry, Node, NoneNode
 from ckptmgr.format.scalar import from_json
 from ckptmgr.format.step import nonce
 from ckptmgr.format.zarr import Shape
@@ -35,8 +36,13 @@ class Format(Protocol):
     def unfit(self, path: str, item: Item) -> str | None:
         """Why a leaf cannot be expressed, if it cannot."""
 
-    def write(self, path: str, items: Mapping[str, Item], read: Read) -> None:
-        """Write all of them to a path that is new; `read` gives the array of each."""
+    def write(
+        self, path: str, items: Mapping[str, Item], read: Read, hollow: Mapping[str, object]
+    ) -> None:
+        """Write all of them to a path that is new; `read` gives the array of each.
+
+        `hollow`: the paths of None and of empty containers, for those that have a place for them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ def export(
 
     new = f"{target}.{nonce()}"
     try:
-        form.write(new, items, read)
+        form.write(new, items, read, _hollow(found.manifest.structure, ()))
         sync(new)
         os.rename(new, target)
         sync(os.path.dirname(os.path.abspath(target)))
@@ -127,6 +133,22 @@ def _items(found: Foreign) -> tuple[dict[str, Item], list[str]]:
         else:
             items[leaf.path] = Item(found.sources.get(number), None)
     return items, faults
+
+
+def _hollow(node: Node, keys: tuple[object, ...]) -> dict[str, object]:
+    """None, and empty containers as dicts, by their paths."""
+    if isinstance(node, int):
+        return {}
+    path = keypath.join(keys)
+    if isinstance(node, NoneNode):
+        return {path: None}
+    if not node.children:
+        return {path: {}}
+    below = node.keys if isinstance(node, DictNode) else range(len(node.children))
+    found: dict[str, object] = {}
+    for key, child in zip(below, node.children, strict=True):
+        found |= _hollow(child, (*keys, from_json(key) if isinstance(node, DictNode) else key))
+    return found
 
 
 def _strange(leaf: LeafEntry) -> str | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
@@ -20,6 +24,8 @@ from ckptmgr import (
     CheckpointError,
     CheckpointManager,
     DamagedStep,
+    Encoded,
+    Handler,
     InvalidOption,
     KeepLast,
     MemoryStorage,
@@ -30,6 +36,8 @@ from ckptmgr import (
     UnsupportedFormat,
     convert,
 )
+from ckptmgr.interop.own import OwnArray
+from ckptmgr.interop.tensorstores import TensorStoreArray
 from tests.cli.conftest import Shell, shell
 from tests.interop.test_read import scalars, sharded, tree
 from tests.trees import assert_same
@@ -246,3 +254,109 @@ def test_into_the_format_of_eformer_and_back(theirs: Path, tmp_path: Path) -> No
     with pytest.raises(UnsupportedFormat, match="'name': it is a str"):
         convert(theirs, tmp_path / "f", to="eformer")
     assert not (tmp_path / "f").exists()
+
+
+class Pair:
+    """A leaf that is two arrays."""
+
+
+class Pairs(Handler):
+    """Stores both."""
+
+    name = "pair"
+    types = (Pair,)
+
+    def handles(self, leaf: object) -> bool:
+        """Pairs."""
+        return isinstance(leaf, Pair)
+
+    def encode(self, leaf: object) -> Encoded:
+        """Two arrays."""
+        return Encoded(None, {"one": np.ones(2), "two": np.ones(3)})
+
+    def decode(self, value: object, arrays: object) -> object:
+        """One of them."""
+        return Pair()
+
+
+def test_what_cannot_be_carried_over_is_refused(tmp_path: Path) -> None:
+    """Leaves of several arrays, and what each process had for itself; nothing is lost unseen."""
+    ckptmgr.save(tmp_path / "ours", {"p": Pair(), "a": jnp.ones(2)}, handlers=[Pairs()])
+    for target in ("copy", "copy.zip"):
+        with pytest.raises(UnsupportedFormat, match="store several arrays"):
+            convert(tmp_path / "ours", tmp_path / target)
+    convert(tmp_path / "ours", tmp_path / "copy", select="a")
+    golden = Path(__file__).parents[1] / "golden" / "format-1-processes"
+    with pytest.raises(UnsupportedFormat, match="each process had for itself"):
+        convert(golden, tmp_path / "other")
+
+
+def test_flax_reads_the_state_of_an_optimizer(tmp_path: Path) -> None:
+    """With its None and empty nodes."""
+    params = {"w": jnp.ones(3), "b": None}
+    state = {"params": params, "opt": optax.adam(1e-3).init({"w": jnp.ones(3)})}
+    ckptmgr.save(tmp_path / "ours", flax.serialization.to_state_dict(state))
+    convert(tmp_path / "ours", tmp_path / "state.msgpack")
+    found = flax.serialization.from_bytes(state, (tmp_path / "state.msgpack").read_bytes())
+    assert_same(jax.tree.map(np.asarray, found), jax.tree.map(np.asarray, state))
+
+
+def test_a_step_that_is_converted_is_kept_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the trainer's rules would delete it."""
+    read, checked = OwnArray.read, threading.Event()
+    with CheckpointManager(tmp_path / "run", keep=KeepLast(1)) as manager:
+        manager.save(1, {"a": jnp.arange(3.0)}).result()
+
+        def slow(self: OwnArray, part: Any) -> np.ndarray:
+            manager.save(2, {"a": jnp.zeros(3)}).result()
+            manager.wait()
+            assert manager.all_steps() == [1, 2]
+            checked.set()
+            return read(self, part)
+
+        monkeypatch.setattr(OwnArray, "read", slow)
+        convert(tmp_path / "run", tmp_path / "copy")
+        assert checked.is_set()
+    assert_same(ckptmgr.load(tmp_path / "copy"), {"a": jnp.arange(3.0)})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "foo"}, "no dtype is called 'foo'"),
+        ({"dtype": jnp.int8}, "a floating one"),
+        ({"to": "npz", "target": "s3://bucket/x.npz"}, "written to files only"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    """Before anything is read."""
+    ckptmgr.save(tmp_path / "ours", {"a": jnp.ones(3)})
+    target = options.pop("target", tmp_path / "copy")
+    with pytest.raises(InvalidOption, match=words):
+        convert(tmp_path / "ours", target, **options)
+
+
+def test_a_conversion_that_is_interrupted_ends_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has begun is finished, and nothing more is begun."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        arrays = {f"a{n:02}": jnp.full(300_000, n, jnp.float32) for n in range(30)}
+        checkpointer.save(tmp_path / "theirs", arrays)
+    count = itertools.count()
+    read = TensorStoreArray.read
+
+    def interrupted(self: TensorStoreArray, part: Any) -> np.ndarray:
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        return read(self, part)
+
+    monkeypatch.setattr(TensorStoreArray, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "theirs", tmp_path / "ours")
+    assert next(count) < 15
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.flax
@@ -325,3 +327,96 @@ def test_hostile_headers_of_safetensors_are_one_error(tmp_path: Path, header: by
     with pytest.raises(CheckpointError) as caught:
         ckptmgr.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_the_order_of_keys_is_theirs(tmp_path: Path) -> None:
+    """An OrderedDict of jax is numbered as it is ordered, a dict by its sorted keys."""
+    saved = OrderedDict([("b", jnp.full(3, 2.0)), ("a", {"d": jnp.ones(1), "c": jnp.zeros(2)})])
+    pytree_serialization.save(saved, tmp_path / "theirs")
+    found = ckptmgr.load(tmp_path / "theirs")
+    assert_same(found, saved)
+    assert list(found) == ["b", "a"]
+
+
+def test_keys_in_trees_of_orbax(tmp_path: Path) -> None:
+    """A TrainState may hold one."""
+    state = {"key": jax.random.key(3), "keys": jax.random.split(jax.random.key(4, impl="rbg"), 2)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "theirs", state)
+    assert_same(ckptmgr.load(tmp_path / "theirs"), state)
+    assert_same(ckptmgr.load(tmp_path / "theirs", like=state), state)
+
+
+def test_no_item_of_orbax_is_dropped(tmp_path: Path) -> None:
+    """Whatever its name begins with; one that is missing is said to be so."""
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        tree = ocp.args.StandardSave({"w": jnp.ones(2)})
+        manager.save(1, args=ocp.args.Composite(_ema=tree, params=tree))
+    assert sorted(ckptmgr.load(tmp_path / "run")) == ["_ema", "params"]
+    shutil.rmtree(tmp_path / "run" / "1" / "_ema")
+    with pytest.raises(DamagedStep, match="items of it are missing"):
+        ckptmgr.load(tmp_path / "run")
+
+
+def test_steps_of_orbax_that_are_trees(tmp_path: Path) -> None:
+    """As flax leaves them; and nodes of optax without leaves."""
+    state = {"w": jnp.ones(2), "opt": optax.adam(1e-3).init({"w": jnp.ones(2)})}
+    for step in (2, 10):
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(tmp_path / "run" / f"checkpoint_{step}", state)
+    assert open_foreign(str(tmp_path / "run")).step == 10
+    found = ckptmgr.load(tmp_path / "run", like=state)
+    assert_same(jax.tree.leaves(found), jax.tree.leaves(state))
+
+
+def test_a_step_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
+    """And the directory of one says which it is."""
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1000, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
+    alone = str(tmp_path / "run" / "1000")
+    assert (open_foreign(alone).step, open_foreign(alone, 1000).step) == (1000, 1000)
+    with pytest.raises(NoSuchStep, match="not of this step"):
+        open_foreign(alone, 7)
+    safetensors.numpy.save_file({"a": np.ones(1)}, tmp_path / "m.safetensors")
+    with pytest.raises(NoSuchStep, match="it has no steps"):
+        open_foreign(str(tmp_path / "m.safetensors"), 7)
+
+
+def test_a_shape_that_no_memory_holds_is_an_error(tmp_path: Path) -> None:
+    """TensorStore would end the process."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(tmp_path / "theirs", {"w": jnp.ones(4)})
+    file = tmp_path / "theirs" / "w" / ".zarray"
+    metadata = json.loads(file.read_text())
+    for shape, chunks in (([1 << 50], [1 << 20]), ([4], [1 << 50])):
+        file.write_text(json.dumps({**metadata, "shape": shape, "chunks": chunks}))
+        with pytest.raises(CheckpointError, match=r"more than there is memory|cannot be"):
+            ckptmgr.load(tmp_path / "theirs")
+
+
+def test_bytes_and_odd_names_of_files(tmp_path: Path) -> None:
+    """Bytes are bytes; what only looks like a number is a name."""
+    (tmp_path / "m.msgpack").write_bytes(ckptmgr.msgpack.serialize({"b": b"abc", "n": 3}))
+    assert_same(ckptmgr.load(tmp_path / "m.msgpack"), {"b": b"abc", "n": 3})
+    names = {"a.00": np.ones(1), "a.01": np.ones(2), "b.\u00b2": np.ones(3), "c.0": np.ones(4)}
+    safetensors.numpy.save_file(names, tmp_path / "m.safetensors")
+    found = ckptmgr.load(tmp_path / "m.safetensors")
+    assert [sorted(found["a"]), sorted(found["b"]), len(found["c"])] == [
+        ["00", "01"],
+        ["\u00b2"],
+        1,
+    ]
+
+
+def test_a_run_of_ours_is_ours_whatever_lies_beside_its_steps(tmp_path: Path) -> None:
+    """Such as what TensorFlow, or an old run, has left there."""
+    run = tmp_path / "run"
+    (run / "eval_5").mkdir(parents=True)
+    (run / "eval_5" / "checkpoint").write_text('model_checkpoint_path: "x"')
+    with ckptmgr.CheckpointManager(run) as manager:
+        manager.save(1, {"a": 1}).result()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(run / "7", {"w": jnp.ones(1)})
+    assert ckptmgr.load(run) == {"a": 1}
+    with ckptmgr.CheckpointManager(run) as manager:
+        assert manager.all_steps() == [1]
