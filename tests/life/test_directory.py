@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +49,19 @@ def test_a_directory_that_is_gone_is_told_and_nobody_elses_is_touched(run: Path,
         manager.save(4, TREE).result()
 
 
+def removed(run: Path) -> None:
+    """Remove a directory, though somebody may be writing the status into it."""
+    while run.exists():
+        shutil.rmtree(run, ignore_errors=True)
+
+
 def test_a_directory_removed_at_any_call_of_a_save_fails_that_save(run: Path) -> None:
     """With an error of ours, while somebody makes it anew too; and the manager can be closed."""
     at, reached = 0, True
     while reached:
         at += 1
         with CheckpointManager(run) as manager:
-            calls = Calls(run, at, lambda: shutil.rmtree(run))
+            calls = Calls(run, at, partial(removed, run))
             with calls.watched():
                 failed = manager.save(1, TREE).exception()
                 reached = calls.count >= at
