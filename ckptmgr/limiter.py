@@ -21,9 +21,7 @@ from typing import Final, Self
 from ckptmgr.errors import InvalidOption
 from ckptmgr.future import settled
 
-_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40} | {
-    unit: 1000**power for power, unit in enumerate(("kB", "MB", "GB", "TB"), 1)
-}
+_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE: Final = re.compile(rf"(\d{{1,18}})({'|'.join(_UNITS)})")
 
 

@@ -108,16 +108,16 @@ def _array(
     with released_on_error(lease):
         host = _whole(source)
         read(array.nbytes)
-        kept = lease.part(array.nbytes).share(len(box.chunks))
-        if box.runs:
-            pieces = [Piece(cut.file, host, cut.start, cut.stop, kept) for cut in box.chunks]
-        else:
-            copies = [np.ascontiguousarray(host[cut.part]) for cut in box.chunks]
-            pieces = [
-                Piece(cut.file, copy, 0, copy.nbytes, kept)
-                for cut, copy in zip(box.chunks, copies, strict=True)
-            ]
+        copies = [] if box.runs else [np.ascontiguousarray(host[cut.part]) for cut in box.chunks]
+    kept = lease.part(array.nbytes).share(len(box.chunks))
     lease.release()
+    if box.runs:
+        pieces = [Piece(cut.file, host, cut.start, cut.stop, kept) for cut in box.chunks]
+    else:
+        pieces = [
+            Piece(cut.file, copy, 0, copy.nbytes, kept)
+            for cut, copy in zip(box.chunks, copies, strict=True)
+        ]
     return handover.push(pieces, wake=True)
 
 

@@ -21,9 +21,8 @@ from ckptmgr.errors import (
 from ckptmgr.storage.base import BLOCK, Bytes, refuse_foreign
 from ckptmgr.storage.stage import Stages, write
 
-# Less what the umask takes away: who may look at a run is its owner's to say.
-DIRECTORY_MODE = 0o777
-_FILE_MODE = 0o666
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
 _NO_FILE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -31,7 +30,7 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def write_new(path: str, parts: Iterable[Bytes], stages: Stages) -> None:
     """Write a new file and sync its bytes; its name is not durable yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, _FILE_MODE)
+    descriptor = os.open(path, flags, FILE_MODE)
     try:
         write(descriptor, parts, stages)
         os.fdatasync(descriptor)

@@ -17,6 +17,7 @@ from ckptmgr.storage import durable, lock
 from ckptmgr.storage.attempt import LocalAttempt
 from ckptmgr.storage.files import (
     DIRECTORY_MODE,
+    FILE_MODE,
     fill,
     opened,
     read_whole,
@@ -236,7 +237,7 @@ class LocalStorage:
         path = os.path.join(self.root, STATUS)
         with translated(path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with open(os.open(f"{path}.new", flags, 0o666), "wb") as file:
+            with open(os.open(f"{path}.new", flags, FILE_MODE), "wb") as file:
                 kind = os.fstat(file.fileno())
                 if not stat.S_ISREG(kind.st_mode) or kind.st_nlink > 1:
                     raise StorageError(

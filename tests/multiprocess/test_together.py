@@ -30,11 +30,15 @@ def test_only_the_first_replica_reads(said: list[dict[str, Any]]) -> None:
 
 
 def test_durations_go_to_jax_monitoring(said: list[dict[str, Any]]) -> None:
-    """Of reading and of broadcasting."""
+    """Of reading and of broadcasting; and of the save and the restore as wholes."""
     for one in said:
-        assert {"/ckptmgr/restore/broadcast_secs", "/ckptmgr/restore/read_secs"} <= set(
-            one["heard"]
-        )
+        assert one["heard"] == [
+            "/ckptmgr/restore/broadcast_secs",
+            "/ckptmgr/restore/read_secs",
+            "/ckptmgr/restore/secs",
+            "/ckptmgr/save/durable_secs",
+            "/ckptmgr/save/stall_secs",
+        ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from ckptmgr import DirectoryLocked, MissingFile, NoSpace, StorageError
 from ckptmgr.format.step import step_name, temporary_name
 from ckptmgr.storage import rename
 from ckptmgr.storage.local import LocalStorage
-from ckptmgr.storage.lock import exclusive_lock
 
 
 @pytest.fixture
@@ -68,24 +67,15 @@ def test_everything_is_synced_before_the_rename_and_the_parent_after(
     assert Counter(kind for kind, _ in calls) == {"fdatasync": 3, "fsync": 4, "rename": 1}
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_who_may_look_is_for_the_umask_to_say(storage: LocalStorage, umask: int) -> None:
-    """An evaluator of another user may have to."""
-    former = os.umask(umask)
-    try:
-        _published(storage)
-    finally:
-        os.umask(former)
-    for folder, _, files in os.walk(f"{storage.root}/step-00000001"):
-        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o777 & ~umask
-        for file in files:
-            assert stat.S_IMODE(os.stat(os.path.join(folder, file)).st_mode) == 0o666 & ~umask
-
-
-def _published(storage: LocalStorage) -> None:
+def test_only_the_owner_may_look(storage: LocalStorage) -> None:
+    """Directories 0700, files 0600."""
     with storage.attempt("step-00000001") as attempt:
         attempt.put("d/a", [b"x"])
         attempt.publish(b"record", replace=False)
+    for folder, _, files in os.walk(storage.root):
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        for file in files:
+            assert stat.S_IMODE(os.stat(os.path.join(folder, file)).st_mode) == 0o600
 
 
 def test_leftovers_of_a_dead_writer_are_swept_and_nothing_else(storage: LocalStorage) -> None:
@@ -179,20 +169,3 @@ def test_the_former_step_is_not_removed_where_the_swap_may_not_be_durable(
         attempt.publish(b"record", replace=True)
     found = {(path / "arrays" / "a" / "c").read_bytes() for path in Path(storage.root).iterdir()}
     assert found == {b"old", b"new"}
-
-
-def test_a_lock_ends_with_its_context_whoever_else_has_the_open_file(tmp_path: Path) -> None:
-    """A child that was forked and has not run yet has it; here a duplicate stands for that."""
-    path = tmp_path / ".lock"
-    with exclusive_lock(str(path)):
-        (held,) = (
-            number
-            for number in map(int, os.listdir("/proc/self/fd"))
-            if os.path.realpath(f"/proc/self/fd/{number}") == str(path)
-        )
-        other = os.dup(held)
-    try:
-        with exclusive_lock(str(path)):
-            pass
-    finally:
-        os.close(other)
